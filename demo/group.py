@@ -1,7 +1,7 @@
 """The demo of a group, on the cluster that orchestrate.py has set up: members join, share 64 partitions, die and leave.
 
 A picture has a letter for each partition: its owner's (in lower case while the owner must release it), x if the owner
-is dead, and a dot if there is none.
+is dead, and a dot if it has no owner.
 """
 
 import os

@@ -131,7 +131,7 @@ stop_on_sigterm()
 takeover = options.takeover
 while not stopping.is_set():
     try:
-        # Prepared statements do not get through a pooler in transaction mode.
+        # Prepared statements may not get through a pooler in transaction mode.
         settings = {"autocommit": True, "row_factory": namedtuple_row, "prepare_threshold": 5 if options.attach else None}
         with psycopg.connect(application_name=ME, **settings) as db:
             db.isolation_level = psycopg.IsolationLevel[options.isolation]

@@ -32,7 +32,7 @@ class Demo(Stage):
         super().__init__()
         self.db = psycopg.connect(autocommit=True)
         self.db.execute((HERE / "schema.sql").read_text())
-        os.environ["PGUSER"] = "shop"  # everybody else is an ordinary user
+        os.environ["PGUSER"] = "shop"  # the other processes connect as an ordinary user
         self.reigns = []
         self.report = Report(self.db)
 

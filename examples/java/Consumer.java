@@ -106,7 +106,7 @@ public class Consumer {
             try { main.join(); } catch (InterruptedException ignored) { }
         }));
         Properties properties = new Properties();
-        // Named statements do not work through PgBouncer in transaction mode, and by default JDBC waits without end.
+        // Named statements may not work through PgBouncer in transaction mode, and by default JDBC waits without end.
         properties.putAll(Map.of("prepareThreshold", "0", "connectTimeout", TTL, "socketTimeout", TTL));
         while (!stopping) {
             try (Connection db = DriverManager.getConnection("jdbc:" + SETTINGS.get("DATABASE_URL"), properties)) {

@@ -112,7 +112,7 @@ def apply_batch(db, partition, fence):
 signal.signal(signal.SIGTERM, lambda *_: stopping.set())
 while not stopping.is_set():
     try:
-        # Named prepared statements do not work through PgBouncer in transaction mode.
+        # Named prepared statements may not work through PgBouncer in transaction mode.
         with Connection.connect(os.environ["DATABASE_URL"], autocommit=True, connect_timeout=TTL, prepare_threshold=None, row_factory=namedtuple_row) as db:
             consume(db)
     except (Lost, psycopg.Error) as error:  # (9)

@@ -245,7 +245,7 @@ def connect(server, db):
     def make(via=server, dbname=db, autocommit=True, **kw):
         conn = psycopg.connect(via.dsn(dbname, **kw), autocommit=autocommit)
         if via is not server:
-            conn.prepare_threshold = None  # a pooler in transaction mode supports no prepared statements
+            conn.prepare_threshold = None  # a pooler in transaction mode may support no prepared statements
         made.append(conn)
         return conn
 

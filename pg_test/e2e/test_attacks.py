@@ -170,7 +170,7 @@ def test_a_database_that_lets_nobody_in_keeps_its_sessions(server, db, connect):
 
 
 def test_refusals_and_rollbacks_use_up_no_slots(small):
-    """A session that no other process has seen needs no tombstone."""
+    """If no other process has seen a session, its slot is free as soon as the session has ended."""
     with small.connect() as conn, small.connect() as other:
         holder = Session(other, "holder", ttl="60 s")
         holder.take("r")
@@ -247,7 +247,7 @@ def test_locked_leases_of_the_dead_keep_the_worker_from_nothing(connect):
     holder.conn.execute("SELECT count(*) FROM eskit_lease.lease_release_many(%s, %s)", (names, holder.id))
     dies(holder, watcher)
     is_granted(watcher, waiter, "wanted")
-    # Every turn of this loop takes time; a worker that spins would make a pass in each turn, and many more.
+    # Every turn of this loop takes time; a worker that spins would make at least one pass in each turn.
     before, looks = stat(watcher, "sweeps"), 300
     for _ in range(looks):
         watcher.execute("SELECT pg_sleep(0.005)")

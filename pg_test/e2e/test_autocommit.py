@@ -133,7 +133,7 @@ def test_a_pipeline_that_checks_and_writes_is_not_warned(connect, prepared):
 
 @pytest.mark.parametrize("effect", ["pg_notify('heard', 'work')", "pg_try_advisory_lock(1)", "nextval('numbers')", "writes_elsewhere()"])
 def test_a_statement_with_another_effect_is_not_warned(connect, effect):
-    """Effects that need no transaction id when the check is judged."""
+    """These effects need no transaction id yet when the check is judged."""
     setup = connect()
     setup.execute("CREATE SEQUENCE numbers; SELECT nextval('numbers')")
     setup.execute("CREATE FUNCTION writes_elsewhere() RETURNS void LANGUAGE sql AS ''")

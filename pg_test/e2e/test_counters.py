@@ -272,8 +272,8 @@ def test_hand_overs_are_counted_by_their_time(conn, connect):
 
 
 def test_the_oldest_dirty_resource_is_told(conn, connect):
-    """Another transaction has locked the lease, so the worker tries again and again; that does not make the resource
-    younger."""
+    """Another transaction has locked the lease, so the worker tries again and again. The age counts from
+    the time when the resource became dirty."""
     first, waiter, other = Session(conn, "first", ttl="60 s"), Session(conn, "waiter", ttl="60 s"), connect(autocommit=False)
     assert call(other, "lease_acquire", "r", first.id).granted
     assert not call(conn, "lease_acquire", "r", waiter.id, True).granted

@@ -352,7 +352,8 @@ def test_two_hundred_join_leave_and_die(server, db, connect, background):
 
 
 def test_a_member_that_stays_moves_behind_those_that_went(server, connect):
-    """Beside an old snapshot, even if nothing else changes: sessions join and end before the worker comes."""
+    """Beside an old snapshot sessions join and end before the worker comes. The member moves even if nothing else
+    changes."""
     conn, old = connect(), connect(autocommit=False)
     create(conn, 4)
     staying = Member(conn, "staying", ttl="300 s").join()

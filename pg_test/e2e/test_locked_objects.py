@@ -82,7 +82,7 @@ def test_nobody_waits_behind_who_waits(server, connect, db, background, name):
 
 
 def test_a_bulk_call_waits_once(connect):
-    """Not for each of its batches: then this call would take 20 s."""
+    """The call waits for a lock once. If each of its batches waited, it would take 20 s."""
     conn, locker = connect(), connect(autocommit=False)
     session = set_up(conn)
     locker.execute("LOCK TABLE eskit_lease._waiters IN ACCESS EXCLUSIVE MODE")

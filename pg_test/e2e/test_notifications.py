@@ -151,7 +151,7 @@ def own(server):
 
 
 def transactions_of_worker(server, dbname):
-    """Returns how many notifications were sent, and how many transaction ids one round of grants and releases has taken
+    """Returns what a round of grants and releases has cost: the notifications sent, and the transaction ids taken
     beyond its own two."""
     with server.connect(dbname) as conn:
         session, next_id = Session(conn), "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"

@@ -219,7 +219,7 @@ def test_attach_is_refused(connect):
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_the_end_wakes_whom_it_concerns(server, db, connect, background, end):
-    """No other session of the database is woken, not even where the whole TTL passes."""
+    """No other session of the database is woken, even if its whole TTL passes."""
     conn = connect()
     bystanders = [Session(connect(), f"bystander {n}", ttl="60 s") for n in range(3)]
     hungry = Session(connect(), "hungry", ttl="60 s")

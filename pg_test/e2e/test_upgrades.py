@@ -172,7 +172,7 @@ def test_a_session_that_has_ended_is_told_as_before_until_the_update(connect, fo
 
 
 def test_an_answer_has_the_columns_of_before_until_the_update(connect, former):
-    """This holds for a statement that was prepared before, and for a view."""
+    """A prepared statement and a view made before the update also keep their columns."""
     conn = connect(dbname=former)
     conn.prepare_threshold = 0
     session = Session(conn, ttl="60 s")

@@ -75,7 +75,7 @@ SELECT fence_check('sub:orders', :f);
 RELEASE s;
 INSERT INTO orders VALUES (7, 'released savepoint');
 COMMIT;
--- Nor after the holder's own release, unless a savepoint undoes the release.
+-- A check counts no more after the holder's own release, unless a savepoint undoes the release.
 BEGIN;
 SELECT fence_check('sub:orders', :f);
 INSERT INTO orders VALUES (8, 'before the release');

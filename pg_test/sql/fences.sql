@@ -186,7 +186,7 @@ CREATE FUNCTION checks_and_writes(fence bigint, writes int) RETURNS void LANGUAG
     PERFORM eskit_lease.fence_check('alone', fence);
     INSERT INTO written SELECT generate_series(1, writes);
 END $$;
--- None where a transaction may write: in a block, in one statement, in a function, in one string; even if there was nothing to write.
+-- There is no warning where a transaction may write, even if it did not: in a block, a statement, a function, a string.
 BEGIN;
 SELECT fence_check('alone', :f);
 COMMIT;
@@ -205,7 +205,7 @@ SELECT fence_check('alone', :f)\; INSERT INTO written VALUES (1);
 SELECT fence_check('alone', :f)\; UPDATE written SET n = 2 WHERE n = 3;
 PREPARE checked_write AS INSERT INTO written SELECT 1 FROM fence_check('alone', $1);
 EXECUTE checked_write(:f);
--- Nor of a check that fails.
+-- There is no warning of a check that fails.
 SELECT pg_temp.error_of(format('SELECT eskit_lease.fence_check(%L, %s)', 'alone', 1));
 SELECT fence_check('alone', :f);
 SELECT fence_check('alone', :f);

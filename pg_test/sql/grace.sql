@@ -68,7 +68,7 @@ SELECT lease_force_release('g', :f, 'test');
 SELECT state FROM leases WHERE resource = 'g';
 SELECT count(*) FROM sessions WHERE private;
 
--- A holder of before is told whose grace it is, and then what is left to tell.
+-- The former holder is told whose grace it is, and later only what is still known.
 SELECT fence AS f0 FROM lease_acquire('g', :'a') \gset
 SELECT lease_release('g', :f0);
 SELECT held, reason, holder FROM lease_renew('g', :f0);

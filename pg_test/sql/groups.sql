@@ -104,7 +104,7 @@ SELECT partition AS p, fence AS f, pg_temp.generation('g') AS generation FROM gr
 SELECT group_release('g', :p, :f);
 SELECT state, fence > :f AS greater FROM group_assignment('g', :'a') WHERE partition = :p;
 SELECT pg_temp.generation('g') = :generation AS "same generation";
--- So does a partition released by lease_release.
+-- A partition released by lease_release goes back too.
 SELECT fence AS f FROM group_assignment('g', :'a') WHERE partition = :p \gset
 SELECT lease_release('g', :f);
 SELECT * FROM lease_release_many('{g}', :'a');

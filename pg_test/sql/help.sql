@@ -1,4 +1,4 @@
--- The reference in psql: its pages, the width of each, and what there is no page of.
+-- The reference in psql: its pages, the width of each, and topics without a page.
 \i pg_test/sql/include/helpers.psql
 \pset format unaligned
 \pset tuples_only on
@@ -10,7 +10,7 @@ SELECT help('session_close');
 SELECT help('semaphores');
 -- A row that is the answer, with its columns.
 SELECT help('lease_acquire') ~ '\n    returns granted boolean, fence bigint, slot integer, holder text,';
--- As it is called, as a setting is set, by its former name.
+-- A function is found as it is called or by its former name; a setting, as it is set.
 SELECT help(' Eskit_Lease.session_wait(session, revision) ') = help('session_wait') AS "as it is called";
 SELECT help('eskit_lease.max_ttl');
 SELECT help('max_ttl') = help('eskit_lease.max_ttl') AS "by either name", help('worker');
@@ -43,7 +43,7 @@ JOIN pages AS n ON n.kind = 'function' AND n.name = p.proname
 WHERE p.pronamespace = 'eskit_lease'::regnamespace
   AND strpos(regexp_replace(n.page, '\s+', ' ', 'g'), regexp_replace(obj_description(p.oid, 'pg_proc'), '\s+', ' ', 'g')) = 0;
 
--- What there is no page of.
+-- Topics without a page.
 SELECT pg_temp.error_of(format('SELECT eskit_lease.help(%L)', topic))
 FROM unnest(ARRAY['leese_acquire', 'heartbeat', 'max_session', 'zookeeper', '_standing', ' ', '', repeat('x', 255), repeat('x', 256)]) AS topic;
 

@@ -55,7 +55,7 @@ SELECT item_unclaim(ARRAY[:four], :f4);
 SELECT item_claim.id = :four AS again, attempt, fence > :f4 AS newer, fence AS g4 FROM item_claim('q', :'a') \gset
 SELECT :'again', :'attempt', :'newer';
 SELECT pg_temp.error_of(format('SELECT item_done(ARRAY[%s], %s)', :four, :f4));
--- The same if the older claim still has another item.
+-- The former fence is stale even if its claim still has another item.
 SELECT array_agg(id ORDER BY id) AS ids, min(fence) AS f5 FROM item_claim('q', :'b', 10) \gset
 SELECT item_add('q', '6') AS six \gset
 SELECT min(fence) AS f6 FROM item_claim('q', :'a', 10) \gset

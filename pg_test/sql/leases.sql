@@ -36,7 +36,7 @@ SELECT lease_release('sub:orders', :f);
 SELECT held, reason FROM lease_renew('sub:orders', :g);
 SELECT lease_release('sub:orders', :g);
 SELECT * FROM lease_renew('sub:orders', :f);
--- So does a new grant to the same session.
+-- A new grant to the same session gives a greater fence too.
 SELECT granted, reason, fence > :g AS greater FROM lease_acquire('sub:orders', :'b');
 
 -- Names: any bytes, 1 to 255 of them, and case matters.

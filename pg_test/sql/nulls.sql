@@ -63,7 +63,7 @@ SELECT pg_temp.error_of(format('SELECT eskit_lease.item_claim(''q'', %L)', :'a')
 UPDATE eskit_lease._items SET claim = 0;
 ALTER TABLE eskit_lease._items ALTER COLUMN claim SET NOT NULL;
 
--- A word that no function writes.
+-- A column has a word that no function writes.
 UPDATE eskit_lease._groups SET assignor = 'random';
 SELECT pg_temp.error_of(format('SELECT eskit_lease.group_assignment(''g'', %L)', :'a'));
 UPDATE eskit_lease._groups SET assignor = 'sticky';

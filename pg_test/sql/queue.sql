@@ -1,4 +1,4 @@
--- The queue: first come, first served. The worker is off, so that what is seen here is the verbs' own doing.
+-- The line: first come, first served. The worker is off, so that what is seen here is the verbs' own doing.
 \i pg_test/sql/include/worker_off.psql
 \pset null -
 SELECT session AS a FROM session_open('a', '1 hour') \gset
@@ -13,14 +13,14 @@ SELECT * FROM pg_temp.ask('q', :'c', true);
 SELECT * FROM pg_temp.ask('q', :'b', true);
 SELECT * FROM pg_temp.ask('q', :'a', true);
 SELECT (pg_temp.ask('q', :'d')).reason;
--- A session that has a place is told so, also where it asks for none.
+-- A session that has a place is told so, even if it asks for none.
 SELECT * FROM pg_temp.ask('q', :'b');
 SELECT resource, granted, holder, reason FROM lease_acquire_many('{q,other}', :'c');
 SELECT lease_release('other', fence) FROM leases WHERE resource = 'other';
 BEGIN READ ONLY;
 SELECT reason FROM lease_acquire('q', :'b');
 COMMIT;
--- It is worth nothing to one that drains.
+-- A draining session is not told so: its place is worth nothing now.
 SELECT session AS e FROM session_open('e', '1 hour') \gset
 SELECT (pg_temp.ask('q', :'e', true)).reason;
 SELECT session_drain(:'e');
@@ -54,7 +54,7 @@ SELECT session_close(:'b');
 SELECT consumer FROM leases WHERE resource = 'q';
 SELECT position, consumer FROM waiters;
 
--- So do a release by force and a bulk release.
+-- A release by force and a bulk release hand over too.
 SELECT (pg_temp.ask('q', :'d', true)).reason;
 SELECT lease_force_release('q', fence, 'test') FROM lease_acquire('q', :'c');
 SELECT consumer FROM leases WHERE resource = 'q';

@@ -62,7 +62,7 @@ SELECT held, reason FROM lease_renew('s', :f2);
 SELECT pg_temp.error_of(format('SELECT fence_check(''s'', %s)', :f2));
 SELECT held, reason FROM lease_renew('s', :f2 + 1000000);
 SELECT held, reason FROM lease_renew('none', :f2);
--- Back to a, b and c.
+-- The holders are a, b and c again.
 SELECT * FROM lease_release_many('{s,none}', :'d');
 SELECT * FROM lease_release_many('{s}', :'d');
 SELECT granted FROM unnest(ARRAY[:'a', :'b', :'c']::uuid[]) AS session, lease_acquire('s', session);

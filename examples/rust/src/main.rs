@@ -26,7 +26,7 @@ static CONSUMER: Lazy<String> = Lazy::new(|| env::var("CONSUMER").unwrap_or(form
 static TTL: Lazy<f64> = Lazy::new(|| env::var("TTL").ok().and_then(|ttl| ttl.parse().ok()).unwrap_or(10.0));
 static STOPPING: AtomicBool = AtomicBool::new(false);
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
-/// A value with its type, as named prepared statements do not work through PgBouncer in transaction mode.
+/// A value with its type, as named prepared statements may not work through PgBouncer in transaction mode.
 type Value<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// Bounds the wait for an answer by a TTL: a connection that is silent for longer counts as lost.

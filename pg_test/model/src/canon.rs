@@ -1,5 +1,5 @@
 //! States that differ only in names count as one. Sessions are all alike, and so are resources, so their numbers may be
-//! exchanged. Of fences and of places in a queue only the order matters. And facts that no process can see any more are
+//! exchanged. Of fences and of places in a line only the order matters. And facts that no process can see any more are
 //! forgotten.
 
 use crate::handover::fences;

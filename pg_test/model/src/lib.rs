@@ -1,5 +1,5 @@
 //! The seam between rows and shared memory as a model, which stateright explores exhaustively. Three sessions compete
-//! for two resources and wait in their queues. Transactions commit, abort, are prepared and cross each other. Crashes,
+//! for two resources and wait in their lines. Transactions commit, abort, are prepared and cross each other. Crashes,
 //! deadlines and the worker come in every order.
 //!
 //! A [`System`](system::System) is the part of this that is explored at one time. It has a number of sessions and
@@ -50,7 +50,7 @@
 //!   state still knows. Released rows always stay here; in the code they stay for row_retention.
 //! * **Names**: sessions may be exchanged, and so may resources (see [`canon`]). A session without a trace makes room
 //!   for a new one.
-//! * **Not here**: drains, notifications, several places of one session in one queue, and the snapshot of a fenced
+//! * **Not here**: drains, notifications, several places of one session in one line, and the snapshot of a fenced
 //!   transaction. Savepoints are left out because a rollback to one posts as an abort does. Groups are left out because
 //!   their hand-over makes the same grants.
 //!

@@ -1,4 +1,4 @@
-//! The queue: first come, first served, among living sessions.
+//! The line: first come, first served, among living sessions.
 //!
 //! Take two sessions. The earlier one gets the answer `queued` before the later one asks at all, so it is ahead by the
 //! order of commits. Fences of a resource are drawn in the order of its grants. It is a fault if the later session gets
