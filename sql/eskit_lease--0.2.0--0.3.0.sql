@@ -733,9 +733,9 @@ CREATE FUNCTION eskit_lease.notify_me(duration interval) RETURNS void LANGUAGE c
 COMMENT ON FUNCTION eskit_lease.notify_me(interval) IS
 'Asks, for a listener, that changes be sent on the channel eskit_lease for this long from now on (duration, 0 to 1 day), where the setting eskit_lease.notify is auto. Takes effect at once, whatever becomes of this transaction; the longest ask of a database counts. Ask again in time, and after a restart of the server. Raises 22004, 22023, 25006 (a standby), 53400 (too many databases), 55000 (not preloaded).';
 
--- The last block: new ones belong above it. What this script has made gets no privileges but its owner's, whatever ALTER DEFAULT PRIVILEGES
--- gives; and where it takes the place of what is dropped above, under the same name, the privileges of that. Those must be such as pg_dump dumps: what
--- a script grants would count as a part of the extension (pg_init_privs).
+-- This block stays last. It revokes what ALTER DEFAULT PRIVILEGES has granted on the objects that this script made. An
+-- object that replaces a dropped one of its name gets the privileges of that one. It also resets pg_init_privs:
+-- otherwise pg_dump would take these privileges for a part of the extension, and not dump them.
 DO $$
 DECLARE
     former CONSTANT jsonb = current_setting('eskit_lease_update.former');

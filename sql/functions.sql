@@ -3,8 +3,8 @@
 -- table_fence() makes triggers of this function; users' dumps name it.
 CREATE FUNCTION eskit_lease.require_fence() RETURNS trigger LANGUAGE c AS 'MODULE_PATHNAME', 'eskit_lease_require_fence';
 
--- PUBLIC gets only the key functions, help() and the trigger's function; grant_consumer() and grant_monitor() grant the
--- rest.
+-- PUBLIC may call only the key functions, help() and the trigger's function; grant_consumer() and grant_monitor() grant
+-- the rest.
 GRANT USAGE ON SCHEMA eskit_lease TO PUBLIC;
 REVOKE ALL ON ALL TABLES IN SCHEMA eskit_lease FROM PUBLIC;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA eskit_lease FROM PUBLIC;

@@ -3,7 +3,7 @@
 //! Files, low to high: mod, begin, end.
 //!
 //! A key has a row from its first attempt on. An attempt belongs to a session and has a fence, as a lease does. Nothing
-//! is written while it runs, nor when its session dies. Only its end changes the row:
+//! is written while it runs, nor when its session dies. Only its end and the next attempt change the row:
 //!
 //! | the row says       | its session | `execution_begin` answers                                          |
 //! |--------------------|-------------|--------------------------------------------------------------------|

@@ -22,8 +22,8 @@
 //! an event for each row and fetches the row again, whatever the trigger does. PostgreSQL versions whose transition
 //! tables may lack rows need row triggers too ([`trigger::sees_all_rows`]).
 //!
-//! Tables that inherit from others, or that others inherit from, are refused. Statements on one table write rows of
-//! another, and no trigger could be made for tables that come later.
+//! Tables that inherit from others, or that others inherit from, are refused: a statement on one of them writes rows of
+//! another, and tables that come later would have no trigger.
 
 mod trigger;
 pub mod unfence;

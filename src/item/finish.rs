@@ -149,7 +149,7 @@ impl Held<'_> {
     }
 
     /// Returns the change of an item that another transaction has in flight, if the item is claimed under the fence.
-    /// The scan may miss a row that is just moving. It need not find that row, whose item is being given back.
+    /// The scan may miss a row that is just moving, but the item of such a row is being given back.
     fn flight(&self, partition: i32, place: i64) -> Option<Flight> {
         let key = [Key::Int(self.claim.queue), Key::Int(partition), Key::Long(place)];
         let claimed = |row: &Tuple, flight| (row.required::<i64>(column::CLAIM) == self.claim.fence).then_some(flight);

@@ -46,7 +46,7 @@ pub struct Grant {
     pub session: Uuid,
 }
 
-/// The result of a hand-over, with its one condition `only`.
+/// The result of a hand-over; `only` is its one condition.
 #[derive(Default)]
 pub struct HandOver {
     /// The only session that may be granted a lease; `None` if each first in line may.

@@ -7,14 +7,14 @@
 //! A semaphore that shrinks takes back no permit. While a slot beyond the number of permits is held, slots are granted
 //! only under a lock on the declaration. So the count stays true during the grant, and the number of holders falls with
 //! each permit that comes back. While such a slot is taken, a permit may be free only because the holder of some other
-//! slot is dead, and so does not count. So the grant then records the deaths of all dead holders whose slots count as
-//! free ([`crate::session::death`]). Otherwise a restart could revive more holders than there are permits.
+//! slot is dead, and so does not count. So the grant then records the deaths of all dead holders that do not count
+//! ([`crate::session::death`]). Otherwise a restart could revive more holders than there are permits.
 //!
 //! Counting reads the rows of all holders. If a semaphore has many permits, a session that has none first looks without
 //! a count:
 //!
 //! * If no slot beyond the permits is taken, each free slot is a permit of its own. The index of free rows finds one
-//!   that has a row. Otherwise some slots that are drawn at random are tried, to find one without a row.
+//!   that has a row. Otherwise some slots that the session's id selects are tried, to find one without a row.
 //! * Only a count can tell that all permits are held. After such a count, no permit lacks a row (see
 //!   [`crate::shmem::surveyed`]). A permit is then free only if its row says so, or if its holder is dead. The index of
 //!   free rows finds the free rows. To find a dead holder, the look checks each dead session in shared memory. If one
@@ -56,7 +56,8 @@ pub struct Permits {
     beyond: bool,
     /// Sessions to which another transaction is giving a permit.
     pub arriving: Vec<Uuid>,
-    /// The dead holders whose slots count as free. Empty unless slots beyond the number of permits are taken.
+    /// The dead holders, of any slot, that do not count as holders. Empty unless slots beyond the number of permits are
+    /// taken.
     pub gone: Rc<[Uuid]>,
 }
 

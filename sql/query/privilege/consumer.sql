@@ -26,7 +26,8 @@ GRANT EXECUTE ON FUNCTION
     eskit_lease.group_leave(pg_catalog.text, pg_catalog.uuid),
     eskit_lease.group_assignment(pg_catalog.text, pg_catalog.uuid),
     eskit_lease.group_release(pg_catalog.text, integer, bigint),
-    -- Versions up to 0.2.0 declare it, and what drops, with one argument less.
+    -- Without its arguments, since versions up to 0.2.0 declare it with one less. The same holds for the functions that
+    -- drop.
     eskit_lease.cursor_commit,
     eskit_lease.cursor_ack(pg_catalog.text, integer, bigint, bigint),
     eskit_lease.cursor_position(pg_catalog.text, integer),
