@@ -43,6 +43,7 @@ ROLLBACK;
 BEGIN;
 SELECT pg_temp.rows_read() AS before \gset
 SELECT fence AS f, reason FROM lease_acquire('many', :'me') \gset
+SELECT reason FROM lease_acquire('many', :'me');
 SELECT :'reason' AS reason, pg_temp.rows_read() - :before < 50 AS few;
 SELECT slot = (SELECT slot FROM holders WHERE n = 500) AS same FROM leases WHERE resource = 'many' AND fence = :f;
 COMMIT;

@@ -10,8 +10,8 @@
 //! slot is dead, and so does not count. So the grant then records the deaths of all dead holders that do not count
 //! ([`crate::session::death`]). Otherwise a restart could revive more holders than there are permits.
 //!
-//! Counting reads the rows of all holders. If a semaphore has many permits, a session that has none first looks without
-//! a count:
+//! Counting reads the rows of all holders. A session that has a permit is told so without a count. If a semaphore has
+//! many permits, a session that has none first looks without a count:
 //!
 //! * If no slot beyond the permits is taken, each free slot is a permit of its own. The index of free rows finds one
 //!   that has a row. Otherwise some slots that the session's id selects are tried, to find one without a row.

@@ -5,9 +5,9 @@ use crate::call::Call;
 use crate::lease::answer::Answer;
 use crate::lease::declaration::{self, Declaration, Kind};
 use crate::lease::refence;
-use crate::lease::row::{LeaseRow, Probe};
+use crate::lease::row::{self, LeaseRow, Leases, Probe};
 use crate::lease::semaphore::{self, Glance};
-use crate::session::holders::Holder;
+use crate::session::holders::{Holder, Holders};
 use crate::session::succession;
 use crate::shmem::slots::SlotRef;
 use pgrx::Uuid;
@@ -83,6 +83,20 @@ fn look_at_own(call: &Call, me: SlotRef, row: &LeaseRow, holder: &Holder) -> Opt
     }))
 }
 
+/// Looks at the permit that the session holds, without counting the others.
+fn look_at_own_permit(call: &Call, me: SlotRef, resource: &str, declaration: &Declaration) -> Option<Look> {
+    if declaration.kind != Kind::Semaphore {
+        return None;
+    }
+    let slot = row::some_of_session(resource, me.session(), 1).pop()?.slot;
+    // Another transaction may be releasing it.
+    let Probe::Row(row) = Leases::open().probe(resource, slot) else { return None };
+    if row.session != Some(me.session()) {
+        return None;
+    }
+    look_at_own(call, me, &row, Holders::of(call, row.session.into_iter()).living(row.session)?)
+}
+
 /// Looks at the permits of a semaphore, or at the lease of a bridge.
 pub(super) fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declaration: &Declaration) -> Result<Look> {
     declaration::require_leasable(resource, declaration)?;
@@ -95,6 +109,13 @@ pub(super) fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declarat
         choices.rotate_left(first);
         choices
     };
+    let of_declared = |own| match own {
+        Look::Wanted(want) => Look::Wanted(Wanted { declared, ..want }),
+        answer => answer,
+    };
+    if let Some(own) = look_at_own_permit(call, me, resource, declaration) {
+        return Ok(of_declared(own));
+    }
     match semaphore::glance(call, resource, declaration, Some(me.session())) {
         Glance::Free(free) => return Ok(Look::Wanted(Wanted { declared, choices: spread(free), ..Wanted::default() })),
         Glance::AllHeld => return Ok(Look::Answer(Answer::refused("held"))),
@@ -108,10 +129,7 @@ pub(super) fn look_at_permits(call: &Call, me: SlotRef, resource: &str, declarat
     if let Some(own) =
         mine.into_iter().chain(let_go).chain(&permits.held).find_map(|(row, who)| look_at_own(call, me, row, who))
     {
-        return Ok(match own {
-            Look::Wanted(want) => Look::Wanted(Wanted { declared, ..want }),
-            answer => answer,
-        });
+        return Ok(of_declared(own));
     }
     let (is_bridge, is_arriving) = (declaration.kind == Kind::Bridge, permits.arriving.contains(&me.session()));
     let left_to_me = permits.left.iter().find(|(_, heir)| *heir == me.session() && !is_bridge && !is_arriving);
