@@ -219,7 +219,7 @@ CREATE FUNCTION eskit_lease.session_wait_many(sessions uuid[], revisions bigint[
 COMMENT ON FUNCTION eskit_lease.session_wait_many(uuid[], bigint[], interval) IS
 'session_wait for 1 to 1000 sessions, each with its revision, in one call: a heartbeat of each, and a row for each, in the order given. Answers at the first news of any, at once if one has ended, and within a third of the shortest TTL; it counts as one waiting call. Reasons are those of session_wait, and alive for a session without news when another had some. Raises 42501 for another role''s session, 22004, 22023.';
 COMMENT ON FUNCTION eskit_lease.lease_acquire(text, uuid, boolean) IS
-'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also if in grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (another transaction is changing it), awaited (others are in line), bridged (free, but only the worker grants a bridge, to the first in line), queued (refused, and has a place, also without queue), draining, sessions_full (a session without a slot gets nothing new, see session_heartbeat), uncommitted, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held. With eskit_lease.confirm_interval it is 0 for a new grant: ask session_heartbeat after the commit. revision: from before the call looked, so that session_wait misses no grant since. Raises 42501, 22004, 22023, 42809 (a group), 53400 (too many places in queues).';
+'Asks for the lease of a resource (1 to 255 bytes), or for any free permit of a semaphore (slot tells which), without ever waiting; counts as a heartbeat of the session. queue: take a place in the queue if refused. Reasons: granted, already_held (same fence, also if in grace), refenced (new fence after a promotion); held (holder says by whom; NULL for a semaphore), busy (another transaction is changing it), awaited (others are in line), bridged (free, but only the worker grants a bridge, to the first in line), queued (refused, and has a place, also without queue), draining, sessions_full (a session without a slot gets nothing new, see session_heartbeat), uncommitted, closing, expired, unknown_session. trust_ms: how long from the start of the call the lease may be believed held. With eskit_lease.confirm_interval it is 0 for a new grant: ask session_heartbeat after the commit. revision: from before the call looked, so that session_wait misses no grant since. Raises 42501, 22004, 22023, 42704 (not declared, where eskit_lease.declared_names is on), 42809 (a group), 53400 (too many places in queues).';
 COMMENT ON FUNCTION eskit_lease.lease_renew(text, bigint) IS
 'Whether the lease is still held under this fence; counts as a heartbeat of its session. holder: the consumer that has the lease. Reasons: held, refence (held, but acquire again for a fence of the new timeline), unconfirmed (held; as for session_heartbeat); released, forced (an administrator took it; told until another grant, while the view history knows), in_grace (a later holder has released it with grace, and may take it back), superseded (a greater fence was granted), expired (its session has ended), unknown. Raises 42501 for another role''s lease.';
 
@@ -732,6 +732,34 @@ COMMENT ON COLUMN eskit_lease.leases.ended_at IS 'When it was released, or its h
 CREATE FUNCTION eskit_lease.notify_me(duration interval) RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'notify_me_wrapper';
 COMMENT ON FUNCTION eskit_lease.notify_me(interval) IS
 'Asks, for a listener, that changes be sent on the channel eskit_lease for this long from now on (duration, 0 to 1 day), where the setting eskit_lease.notify is auto. Takes effect at once, whatever becomes of this transaction; the longest ask of a database counts. Ask again in time, and after a restart of the server. Raises 22004, 22023, 25006 (a standby), 53400 (too many databases), 55000 (not preloaded).';
+
+-- Names of leases are declared.
+CREATE TABLE eskit_lease._lease_names (
+    name   text COLLATE "C" NOT NULL,
+    prefix boolean NOT NULL,
+    owner  text COLLATE "C" NOT NULL,
+    number bigint NOT NULL DEFAULT nextval('eskit_lease.fence_seq'),
+    PRIMARY KEY (name, number)
+);
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._lease_names', '');
+COMMENT ON TABLE eskit_lease._lease_names IS 'Private: names of leases; see the view declared_names.';
+CREATE VIEW eskit_lease.declared_names AS
+SELECT n.name, CASE WHEN n.prefix THEN 'prefix' ELSE 'lease' END AS kind, n.owner
+FROM eskit_lease._lease_names AS n
+UNION ALL
+SELECT d.resource, d.kind, d.owner
+FROM eskit_lease._declarations AS d
+WHERE d.kind <> 'group';
+COMMENT ON VIEW eskit_lease.declared_names IS 'Names that may be leased where eskit_lease.declared_names is on.';
+COMMENT ON COLUMN eskit_lease.declared_names.name IS 'The name, or the prefix.';
+COMMENT ON COLUMN eskit_lease.declared_names.kind IS 'lease, prefix, semaphore or bridge.';
+COMMENT ON COLUMN eskit_lease.declared_names.owner IS 'The role that declared it.';
+CREATE FUNCTION eskit_lease.lease_declare(name text, prefix boolean DEFAULT false) RETURNS void LANGUAGE c AS 'MODULE_PATHNAME', 'lease_declare_wrapper';
+CREATE FUNCTION eskit_lease.lease_undeclare(name text, missing_ok boolean DEFAULT false) RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'lease_undeclare_wrapper';
+COMMENT ON FUNCTION eskit_lease.lease_declare(text, boolean) IS
+'Declares a name, or with prefix also all names that begin with it. Where the setting eskit_lease.declared_names is on, only declared names are leased. Raises 42710 for a name that is declared by this function, 55P03 (another transaction is changing it), 22023, 22004.';
+COMMENT ON FUNCTION eskit_lease.lease_undeclare(text, boolean) IS
+'Drops the declaration of a name or a prefix; leases stay held, and sessions stay in line. Raises 42704 where there is none (with missing_ok it answers false), 42501 unless the caller declared it, 55P03 (another transaction is changing it).';
 
 -- This block stays last. It revokes what ALTER DEFAULT PRIVILEGES has granted on the objects that this script made. An
 -- object that replaces a dropped one of its name gets the privileges of that one. It also resets pg_init_privs:

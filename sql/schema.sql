@@ -74,6 +74,15 @@ CREATE TABLE eskit_lease._declarations (
     PRIMARY KEY (resource, number)
 );
 
+-- Names that may be leased where only declared ones may (src/lease/names.rs). Owner and number as in _declarations.
+CREATE TABLE eskit_lease._lease_names (
+    name   text COLLATE "C" NOT NULL,
+    prefix boolean NOT NULL,
+    owner  text COLLATE "C" NOT NULL,
+    number bigint NOT NULL DEFAULT nextval('eskit_lease.fence_seq'),
+    PRIMARY KEY (name, number)
+);
+
 -- Bridges; each is in _declarations too.
 CREATE TABLE eskit_lease._bridges (
     resource     text COLLATE "C" PRIMARY KEY,
@@ -353,6 +362,7 @@ SELECT pg_catalog.pg_extension_config_dump('eskit_lease._item_heads', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._dead_items', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._executions', '');
 SELECT pg_catalog.pg_extension_config_dump('eskit_lease._bridges', '');
+SELECT pg_catalog.pg_extension_config_dump('eskit_lease._lease_names', '');
 
 COMMENT ON SCHEMA eskit_lease IS 'competing consumers: sessions, leases with fencing tokens, hand-over in milliseconds';
 COMMENT ON SEQUENCE eskit_lease.fence_seq IS 'Private: source of fences; never falls.';
@@ -367,6 +377,7 @@ COMMENT ON TABLE eskit_lease._leases IS 'Private: rows of leases; see the view l
 COMMENT ON TABLE eskit_lease._successions IS 'Private: who takes over what is left of ended sessions.';
 COMMENT ON TABLE eskit_lease._deaths IS 'Private: sessions that no restart revives.';
 COMMENT ON TABLE eskit_lease._declarations IS 'Private: names of semaphores, groups and bridges.';
+COMMENT ON TABLE eskit_lease._lease_names IS 'Private: names of leases; see the view declared_names.';
 COMMENT ON TABLE eskit_lease._bridges IS 'Private: locks and rows that names are bridged to; see the view bridges.';
 COMMENT ON TABLE eskit_lease._history IS 'Private: what became of leases; see the view history.';
 COMMENT ON TABLE eskit_lease._groups IS 'Private: settings and generation of groups; see the view groups.';

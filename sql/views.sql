@@ -148,6 +148,19 @@ COMMENT ON COLUMN eskit_lease.semaphores.held IS 'How many hold it; may exceed p
 COMMENT ON COLUMN eskit_lease.semaphores.waiters IS 'Places in line.';
 COMMENT ON COLUMN eskit_lease.semaphores.owner IS 'The role that made it, and may resize and drop it.';
 
+CREATE VIEW eskit_lease.declared_names AS
+SELECT n.name, CASE WHEN n.prefix THEN 'prefix' ELSE 'lease' END AS kind, n.owner
+FROM eskit_lease._lease_names AS n
+UNION ALL
+SELECT d.resource, d.kind, d.owner
+FROM eskit_lease._declarations AS d
+WHERE d.kind <> 'group';
+
+COMMENT ON VIEW eskit_lease.declared_names IS 'Names that may be leased where eskit_lease.declared_names is on.';
+COMMENT ON COLUMN eskit_lease.declared_names.name IS 'The name, or the prefix.';
+COMMENT ON COLUMN eskit_lease.declared_names.kind IS 'lease, prefix, semaphore or bridge.';
+COMMENT ON COLUMN eskit_lease.declared_names.owner IS 'The role that declared it.';
+
 CREATE VIEW eskit_lease.bridges AS -- lock class as in src/pg/guard.rs
 SELECT b.resource,
        b.lock_key,

@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 # Facts that must be the same wherever rows survive, sessions or not.
 KEPT = (
     "SELECT name, permits, owner FROM eskit_lease.semaphores",
+    "SELECT name, kind, owner FROM eskit_lease.declared_names ORDER BY 1",
     "SELECT resource, lock_key, target::text, key, owner_column, until_column, owner FROM eskit_lease.bridges ORDER BY 1",
     "SELECT group_name, partitions, assignor, owner FROM eskit_lease.groups",
     "SELECT partition, position, acked_ahead FROM eskit_lease.group_lag ORDER BY 1",
@@ -55,6 +56,7 @@ class Estate:
 
     def declare(self, conn):
         call(conn, "semaphore_create", "s", 3)
+        call(conn, "lease_declare", "r"), call(conn, "lease_declare", "of ", True)
         call(conn, "bridge_create", "b", -7)
         call(conn, "bridge_create_row", "b of a row", "leased", "k", "owner", "until")
         call(conn, "group_create", "g", 4, "range")

@@ -62,11 +62,13 @@ CALLS = {
     "lease_acquire": lambda s: (random.choice(["permits", "held", "wanted", s.fresh]), s.me.id, random.random() < 0.5),
     "lease_acquire_many": lambda s: ([f"many {i}" for i in range(300)], s.me.id),
     "lease_cancel": lambda s: ("held", s.rival.id),
+    "lease_declare": lambda s: (s.fresh, random.random() < 0.5),
     "lease_force_release": lambda s: ("held", s.fence, "a test"),
     "lease_refence_all": lambda s: (),
     "lease_release": lambda s: ("held", s.fence, random.choice(["0", "5 s"])),
     "lease_release_many": lambda s: (["held", "also held"], s.me.id),
     "lease_renew": lambda s: ("held", s.fence),
+    "lease_undeclare": lambda s: ("spare name",),
     "lock_acquire": lambda s: (s.fresh, "owner", "5 s"),
     "next_position": lambda s: (),
     "partition_assign": lambda s: ("sticky", ["a", "b"], ["a", None, "a"], "g"),
@@ -110,6 +112,7 @@ AGAIN = """
     SELECT eskit_lease.group_create('spare group', 4) WHERE NOT EXISTS (SELECT FROM eskit_lease.groups WHERE group_name = 'spare group');
     SELECT eskit_lease.semaphore_create('spare semaphore', 2)
         WHERE NOT EXISTS (SELECT FROM eskit_lease.semaphores WHERE name = 'spare semaphore');
+    SELECT eskit_lease.lease_declare('spare name') WHERE NOT EXISTS (SELECT FROM eskit_lease.declared_names WHERE name = 'spare name');
     SELECT eskit_lease.bridge_drop(resource) FROM eskit_lease.bridges WHERE resource LIKE 'fresh %'; -- there may be so many
     SELECT eskit_lease.bridge_create('spare bridge', 7) WHERE NOT EXISTS (SELECT FROM eskit_lease.bridges WHERE resource = 'spare bridge');
     SELECT eskit_lease.queue_create('spare queue') WHERE NOT EXISTS (SELECT FROM eskit_lease.queues WHERE queue = 'spare queue');

@@ -74,6 +74,8 @@ def leases(call, me, other):
     call("semaphore_create", "gpu", 2)
     call("semaphore_resize", "gpu", 3)
     assert call("semaphore_drop", "gpu", "false") is True
+    call("lease_declare", "jobs/", "true")
+    assert call("lease_undeclare", "jobs/", "false") is True
     call("bridge_create", "former", -6664241359945616607)
     assert call("bridge_drop", "former", "false") is True
     call("bridge_create_row", "former", "leased", "k", "owner", "until")

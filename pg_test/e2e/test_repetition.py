@@ -88,9 +88,9 @@ def test_repetitions(twice):
     assert twice("item_requeue", conn.execute("SELECT id FROM eskit_lease.dead_items").fetchone()[0]) == ("", "42704")
     assert twice("queue_drop", "queue", True) == (True, "42704")
     # A second create or drop is an error. Other verbs that find nothing to do answer false.
-    for function, args in (("semaphore_create", ("sem", 1)), ("bridge_create", ("bridge", 1))):
+    for function, args in (("semaphore_create", ("sem", 1)), ("bridge_create", ("bridge", 1)), ("lease_declare", ("name",))):
         assert twice(function, *args) == ("", "42710")
-    assert twice("semaphore_drop", "sem") == twice("bridge_drop", "bridge") == (True, "42704")
+    assert twice("semaphore_drop", "sem") == twice("bridge_drop", "bridge") == twice("lease_undeclare", "name") == (True, "42704")
     conn.execute("CREATE TABLE fenced (i int)")
     assert twice("table_fence", "fenced", "r") == (True, False)
     assert twice("table_unfence", "fenced") == (True, "42704")

@@ -62,7 +62,7 @@ VERBS = {
     "session_detach": ("{id}",), "session_close": ("{id}",), "session_sweep": (), "notify_me": ("1 s",), "lease_acquire": ("r", "{id}"),
     "lease_acquire_many": (["r"], "{id}"), "lease_release_many": (["r"], "{id}"), "lease_renew": ("r", 1),
     "lease_release": ("r", 1), "lease_cancel": ("r", "{id}"), "lease_force_release": ("r", 1, "why"),
-    "lease_refence_all": (),
+    "lease_refence_all": (), "lease_declare": ("n",), "lease_undeclare": ("n",),
     "lock_acquire": ("r", "owner", "5 s"), "fence_check": ("r", 1), "table_fence": ("pg_class", "r"),
     "bridge_create": ("b", 1), "bridge_create_row": ("b", "pg_class", "k", "owner", "until"), "bridge_drop": ("b",), "semaphore_create": ("s", 1), "semaphore_resize": ("s", 1), "semaphore_drop": ("s",), "group_create": ("h", 1),
     "group_alter": ("g",), "group_resize": ("g", 1), "group_drop": ("g",), "group_join": ("g", "{id}"), "group_leave": ("g", "{id}"),

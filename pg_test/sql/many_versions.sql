@@ -36,6 +36,12 @@ BEGIN
         RETURN (SELECT first FROM execution_begin('often in doubt', other, true)) AND session_close(other);
     WHEN 'resize' THEN PERFORM semaphore_resize('often resized', 3 + i % 2) FROM generate_series(1, 20) AS i; RETURN true;
     WHEN 'declaration' THEN PERFORM semaphore_create('often declared', 3), semaphore_drop('often declared'); RETURN true;
+    WHEN 'declared name' THEN
+        PERFORM lease_declare('often na', i % 2 = 0), lease_undeclare('often na') FROM generate_series(1, 20) AS i;
+        RETURN true;
+    WHEN 'name of a prefix' THEN
+        PERFORM set_config('eskit_lease.declared_names', 'on', true);
+        RETURN pg_temp.take_and_release('often named', 'a');
     WHEN 'permit of a resized' THEN RETURN pg_temp.take_and_release('often resized', 'a');
     WHEN 'member', 'member beside' THEN RETURN group_join('often ' || what, pg_temp.who('b')) >= 0 AND group_leave('often ' || what, pg_temp.who('b'));
     WHEN 'session in a group' THEN
@@ -84,6 +90,10 @@ CALL pg_temp.again_and_again('take-over');
 CALL pg_temp.again_and_again('permit of a resized', 'resize');
 CALL pg_temp.again_and_again('resize');
 CALL pg_temp.again_and_again('declaration');
+SELECT lease_declare('often n', prefix => true);
+CALL pg_temp.again_and_again('name of a prefix', 'declared name');
+SELECT lease_undeclare('often n');
+CALL pg_temp.again_and_again('declared name');
 CALL pg_temp.again_and_again('assignment', 'member beside', 110);
 CALL pg_temp.again_and_again('member', early => 110);
 CALL pg_temp.again_and_again('session in a group', early => 110);

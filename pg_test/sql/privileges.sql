@@ -15,12 +15,12 @@ FROM pg_roles AS r
 CROSS JOIN LATERAL (
     SELECT p.proname || '()' AS what FROM pg_proc AS p
     WHERE p.pronamespace = 'eskit_lease'::regnamespace AND has_function_privilege(r.oid, p.oid, 'EXECUTE')
-      AND p.proname NOT IN ('_open_transaction', '_count_held', '_count_items', '_refusals', 'help') -- which former versions lack: see refusals.sql
+      AND p.proname NOT IN ('_open_transaction', '_count_held', '_count_items', '_refusals', 'help', 'lease_declare', 'lease_undeclare') -- which former versions lack: see refusals.sql
     UNION ALL
     SELECT c.relname || ' ' || string_agg(v.privilege, ' ' ORDER BY v.privilege)
     FROM pg_class AS c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS v (privilege)
     WHERE c.relnamespace = 'eskit_lease'::regnamespace AND c.relkind IN ('r', 'v') AND has_table_privilege(r.oid, c.oid, v.privilege)
-      AND c.relname NOT IN ('history', 'flapping', 'top', 'refusals') -- which former versions lack: see history.sql, refusals.sql
+      AND c.relname NOT IN ('history', 'flapping', 'top', 'refusals', 'declared_names') -- which former versions lack: see history.sql, refusals.sql, declared_names.sql
     GROUP BY c.relname
     UNION ALL
     SELECT c.relname || ' ' || v.privilege

@@ -5,7 +5,7 @@
 //! Only the topics are listed here: which functions and views belong together, as on the pages of docs/reference.
 
 use crate::base::error::{Error, Result};
-use crate::base::limits;
+use crate::base::{limits, nearest};
 use crate::call::text_arg;
 use crate::pg::catalog;
 use crate::pg::spi::{Db, Row, Statement};
@@ -43,7 +43,7 @@ const TOPICS: [Topic; 12] = [
         "leases",
         "Leases, fences and semaphores",
         &["lease", "lock", "fence", "semaphore"],
-        &["leases", "waiters", "refusals", "semaphores", "blockers", "history", "flapping", "top"],
+        &["leases", "waiters", "refusals", "semaphores", "blockers", "declared_names", "history", "flapping", "top"],
     ),
     topic(
         "groups",
@@ -260,30 +260,14 @@ fn wrap(page: &mut String, text: &str, first: usize, rest: usize) {
     }
 }
 
-/// Returns how many letters must be added, removed or replaced to make one word of another.
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (i, a) in one.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, b) in other.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row.last().copied().unwrap_or_default()
-}
-
 /// Returns the name that a reader may have meant: the shortest that contains the word, or else the one with the fewest
 /// other letters, if they are at most half of the word's.
-fn nearest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+fn nearest_of<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let names: Vec<&str> = names.collect();
     let containing = names.iter().filter(|name| word.len() > 2 && name.contains(word)).min_by_key(|name| name.len());
-    containing.or_else(|| names.iter().min_by_key(|name| distance(word, name))).copied().filter(|name| {
-        let most = word.chars().count() / 2;
-        word.len() > 2 && name.contains(word) || distance(word, name) <= most
-    })
+    let near = |name: &&&str| nearest::distance(word, name, word.chars().count() / 2);
+    let others = || names.iter().filter(|name| near(name).is_some()).min_by_key(near);
+    containing.or_else(others).copied()
 }
 
 #[pg_extern(schema = "eskit_lease", stable)]
@@ -297,7 +281,7 @@ fn help(topic: default!(Option<Text>, "NULL")) -> Result<Text> {
     let name = name.strip_prefix("eskit_lease.").unwrap_or(name);
     let pages = book.pages(name);
     if pages.is_empty() {
-        let nearest = nearest(name, book.names()).map(str::to_owned);
+        let nearest = nearest_of(name, book.names()).map(str::to_owned);
         return Err(Error::NoTopic { topic: asked, nearest }.into());
     }
     Ok(Text(pages.join("\n\n")))
@@ -323,13 +307,12 @@ mod tests {
 
     #[test]
     fn the_nearest_name_has_the_fewest_other_letters() {
-        assert_eq!(["", "kitten", "ab"].map(|word| distance(word, "sitting")), [7, 3, 7]);
         let names = || ["leases", "lease_acquire", "lease_acquire_many", "session_heartbeat"].into_iter();
-        assert_eq!(nearest("lease_aquire", names()), Some("lease_acquire"));
-        assert_eq!(nearest("lease", names()), Some("leases"));
-        assert_eq!(nearest("heartbeat", names()), Some("session_heartbeat"));
-        assert_eq!(nearest("zookeeper", names()), None);
-        assert_eq!(nearest("", names()), None);
+        assert_eq!(nearest_of("lease_aquire", names()), Some("lease_acquire"));
+        assert_eq!(nearest_of("lease", names()), Some("leases"));
+        assert_eq!(nearest_of("heartbeat", names()), Some("session_heartbeat"));
+        assert_eq!(nearest_of("zookeeper", names()), None);
+        assert_eq!(nearest_of("", names()), None);
     }
 
     #[test]

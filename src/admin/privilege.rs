@@ -7,7 +7,7 @@ use crate::call::Given;
 use crate::lease::history;
 use crate::pg::oids::Role;
 use crate::pg::{catalog, role, spi};
-use pgrx::pg_sys::{INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, INTERVALOID, TEXTOID, UUIDOID};
+use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, INTERVALOID, TEXTOID, UUIDOID};
 use pgrx::prelude::*;
 
 /// Runs those `GRANT .. TO role` statements whose objects exist. GRANT takes no parameters, so PostgreSQL quotes the
@@ -26,6 +26,10 @@ fn has_notify_me() -> bool {
     catalog::has_function(c"notify_me", &[INTERVALOID])
 }
 
+fn has_lease_declare() -> bool {
+    catalog::has_function(c"lease_declare", &[TEXTOID, BOOLOID])
+}
+
 #[pg_extern(schema = "eskit_lease")]
 fn grant_consumer(role: Option<Role>) -> Result<()> {
     let release_many = catalog::has_function(c"group_release_many", &[TEXTOID, INT4ARRAYOID, INT8ARRAYOID]);
@@ -39,6 +43,7 @@ fn grant_consumer(role: Option<Role>) -> Result<()> {
         (catalog::has_wait_many(), wait_many),
         (catalog::has_objects_of_today(), names),
         (has_notify_me(), NOTIFY_ME),
+        (has_lease_declare(), include_str!("../../sql/query/privilege/declare.sql")),
     ];
     grant(&statements, role)
 }
@@ -66,6 +71,7 @@ fn grant_monitor(role: Option<Role>) -> Result<()> {
         (catalog::has_objects_of_today(), names),
         (has_notify_me(), NOTIFY_ME),
         (ended_at, ended),
+        (has_lease_declare(), include_str!("../../sql/query/privilege/monitor_declared.sql")),
     ];
     grant(&statements, role)
 }

@@ -91,6 +91,8 @@ pub const MAX_SLOTS: i32 = 32_768;
 /// microseconds. Then it answers that the declaration is busy.
 pub const DECLARATION_PATIENCE: u64 = 1_000_000;
 pub const DECLARATION_PAUSE: u64 = 5_000;
+/// The declared names, and the other declarations, that a hint compares with a name that is not declared.
+pub const MAX_COMPARED: usize = 1_000;
 /// Resources that one session may wait for.
 pub const MAX_PLACES: usize = 10_000;
 /// How many places behind the first in line are searched for other places of the same session. If more places lie

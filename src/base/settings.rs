@@ -43,6 +43,7 @@ pub static MAX_WAIT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 pub static CONFIRM_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(0);
 pub static MAX_WAITING: GucSetting<i32> = GucSetting::<i32>::new(-1);
 pub static FENCE_SUPERUSERS: GucSetting<bool> = GucSetting::<bool>::new(true);
+pub static DECLARED_NAMES: GucSetting<bool> = GucSetting::<bool>::new(false);
 pub static ROW_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(3_600);
 pub static HISTORY_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(86_400);
 pub static HISTORY_GRANTS: GucSetting<bool> = GucSetting::<bool>::new(false);
@@ -61,7 +62,7 @@ pub fn define_at_preload() {
     define_waiting();
     define_work();
     define_retention();
-    define_fences();
+    define_checks();
 }
 
 fn define_sessions() {
@@ -245,12 +246,20 @@ fn define_retention() {
     );
 }
 
-fn define_fences() {
+fn define_checks() {
     GucRegistry::define_bool_guc(
         c"eskit_lease.fence_superusers",
         c"Whether fenced tables are guarded against superusers too.",
         c"With it off a superuser may repair a table without the lease.",
         &FENCE_SUPERUSERS,
+        GucContext::Suset,
+        GucFlags::empty(),
+    );
+    GucRegistry::define_bool_guc(
+        c"eskit_lease.declared_names",
+        c"Whether only declared names may be leased.",
+        c"A name in another case, or with a blank, is another lease. Names are declared by lease_declare(), or with a semaphore or a bridge. May be set for a database or a role, by a superuser.",
+        &DECLARED_NAMES,
         GucContext::Suset,
         GucFlags::empty(),
     );

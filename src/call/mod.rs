@@ -48,6 +48,7 @@ pub fn in_recovery() -> bool {
 #[derive(Default)]
 pub struct Tables {
     pub declarations: OnceCell<Table>,
+    pub names: OnceCell<Table>,
     pub waiters: OnceCell<Table>,
 }
 

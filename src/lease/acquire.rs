@@ -25,6 +25,8 @@
 //! | drains, and would get a lease or a place | `draining`                                                   |
 //! | has no slot, and would get a lease      | `sessions_full` (see [`crate::shmem::stand_in`])              |
 //!
+//! Where only declared names may be leased, 42704 is raised for another name (see [`crate::lease::names`]).
+//!
 //! With `queue`, a refused session takes a place in line and is told `queued`. A refused session that already has a
 //! place is told `queued` even without `queue`, unless it drains or an open transaction gives that place up. If a
 //! session that already holds the lease passes `queue`, it gives up any place that it has in the line.
@@ -37,7 +39,7 @@ pub use grantee::{SESSIONS_FULL, grantee};
 
 use super::answer::Answer;
 use super::row::{self, Leases, Probe};
-use super::{grace, line, refused};
+use super::{grace, line, names, refused};
 use crate::base::error::Result;
 use crate::base::limits;
 use crate::call::Call;
@@ -59,7 +61,7 @@ const GRANTED_BY: [&CStr; 3] = [c"_waiters", c"_history", catalog::FENCES];
 /// Locks all tables that a look at a resource needs. Returns false if one is locked in a mode that conflicts, as by
 /// VACUUM FULL.
 pub fn can_look() -> bool {
-    catalog::lock_all(&LOOKED_INTO)
+    catalog::lock_all(&LOOKED_INTO) && (!names::are_required() || catalog::lock_all(&[names::TABLE]))
 }
 
 /// Locks the further tables that a grant or a place in line needs. Returns false under the same condition.
@@ -109,7 +111,13 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
         };
         let look = match declaration {
             Some(declaration) => look_at_permits(call, me, resource, &declaration)?,
-            None => look_at_lease(call, me, probe, holders.living(session_of(probe))),
+            None => {
+                let look = look_at_lease(call, me, probe, holders.living(session_of(probe)));
+                if !look.is_own() {
+                    names::require(call, resource, Some(me.session()))?;
+                }
+                look
+            }
         };
         answers.push(match look {
             Look::Answer(answer) => answer,

@@ -18,7 +18,7 @@
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::call::{Call, Given};
-use crate::pg::table::{Flight, Key, Locked, Moment, Sight, Stand, Table, Tuple};
+use crate::pg::table::{Flight, Key, Locked, Sight, Stand, Table, Tuple};
 use crate::pg::text::{Text, role_of_name};
 use crate::pg::{catalog, clock, lock_timeout, required, role};
 use pgrx::pg_sys::panic::ErrorReport;
@@ -58,6 +58,9 @@ pub enum Stands {
     InFlight(Kind),
     Declared(Declaration),
 }
+
+/// The column of the name.
+const RESOURCE: usize = 1;
 
 /// The column of the declaration's number, which grows with each declaration of a name. Before 0.3.0 it does not exist.
 const NUMBER: usize = 5;
@@ -105,28 +108,27 @@ impl Declarations<'_> {
         self.find(Sight::Latest, resource).map(|(declaration, _)| declaration)
     }
 
-    /// Returns the declaration in the last visible version of a name's row. Numbers of declarations grow. If the
-    /// version with one number is deleted for good, so are all with lower numbers, and the search skips them.
+    /// Returns the declaration in the last visible version of a name's row.
     fn find(&self, sight: Sight, resource: &str) -> Option<(Declaration, Flight)> {
         let key = [Key::Text(resource)];
         if self.0.key_columns() == 1 {
             return self.0.find(sight, &key, |row, flight| Some((read(row), flight)));
         }
-        let mut walk = self.0.walk_versions(sight, &key).backward();
-        let (mut moment, mut gone) = (None, None::<i64>);
-        loop {
+        self.0.find_numbered(sight, &key, NUMBER).map(|flight| (read(&self.0.row()), flight))
+    }
+
+    /// Visits the names that can be leased, and passes up to `most` versions of rows.
+    pub fn each_leasable(&self, most: usize, mut visit: impl FnMut(&str)) {
+        let mut walk = self.0.walk_versions(Sight::Latest, &[]);
+        for _ in 0..most {
             match walk.one_version() {
-                Stand::Row(flight) => return Some((read(&self.0.row()), flight)),
-                Stand::End => return None,
-                Stand::Stale => (),
+                Stand::Row(_) => (),
+                Stand::Stale => continue,
+                Stand::End => return,
             }
             let row = self.0.row();
-            let number: i64 = row.required(NUMBER);
-            if gone.is_some_and(|gone| number < gone) {
-                return None;
-            }
-            if moment.get_or_insert_with(Moment::now).has_gone(&row) {
-                gone = gone.or(Some(number));
+            if read(&row).kind != Kind::Group {
+                visit(&row.required::<Text>(RESOURCE));
             }
         }
     }
@@ -276,13 +278,17 @@ pub fn try_lock(declaration: &Declaration) -> bool {
     table().lock(declaration.tid, false) == Locked::Mine
 }
 
-/// Refuses a caller who may not change a declaration. The caller must be, or be a member of, the role that made it or
-/// the extension's owner. The role is stored by name, because a dump may be restored where roles have other oids.
+/// Refuses a caller who may not change a declaration.
 fn authorize(call: &Call, resource: &str, declaration: &Declaration) -> Result<()> {
+    require_owner(call, declaration.kind.name(), resource, &declaration.owner)
+}
+
+/// Refuses a caller who may not change what a role has declared. The caller must be, or be a member of, that role or
+/// the extension's owner. The role is stored by name, because a dump may be restored where roles have other oids.
+pub fn require_owner(call: &Call, kind: &'static str, name: &str, owner: &str) -> Result<()> {
     let may_use = |role: Oid| role != Oid::INVALID && role::acts_as(call.caller, role);
-    if may_use(role_of_name(&declaration.owner)) || may_use(call.owner()) {
+    if may_use(role_of_name(owner)) || may_use(call.owner()) {
         return Ok(());
     }
-    let (kind, name, owner) = (declaration.kind.name(), resource.to_owned(), declaration.owner.clone());
-    Err(Error::NotOwner { kind, name, owner }.into())
+    Err(Error::NotOwner { kind, name: name.to_owned(), owner: owner.to_owned() }.into())
 }

@@ -5,9 +5,9 @@
 use super::acquire::{acquire_one, can_look, can_take};
 use super::answer::{Answer, LeaseAnswer};
 use super::declaration::{self, Kind};
-use super::line;
 use super::row::{self, Leases, Probe};
 use super::semaphore::{self, Glance};
+use super::{line, names};
 use crate::base::error::Result;
 use crate::base::interval;
 use crate::call::{Call, Given, enter_writing, text_arg};
@@ -27,6 +27,8 @@ struct Seen {
     holders: Vec<Uuid>,
     /// The answer to a caller who does not repeat a holder's request, if nothing is free.
     refusal: Option<Answer>,
+    /// Whether the name is a semaphore or a bridge.
+    declared: bool,
 }
 
 fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::Result<Seen, Answer>> {
@@ -47,8 +49,10 @@ fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::R
         if let Some(mut holders) = request.map_or_else(|| Some(Vec::new()), session::of_request) {
             holders.retain(|session| !row::of_session(name, *session).is_empty());
             match semaphore::glance(call, name, &declaration, None) {
-                Glance::Free(_) => return Ok(Ok(Seen { holders, refusal: None })),
-                Glance::AllHeld => return Ok(Ok(Seen { holders, refusal: Some(Answer::refused("held")) })),
+                Glance::Free(_) => return Ok(Ok(Seen { holders, refusal: None, declared: true })),
+                Glance::AllHeld => {
+                    return Ok(Ok(Seen { holders, refusal: Some(Answer::refused("held")), declared: true }));
+                }
                 Glance::Unknown => (),
             }
         }
@@ -62,12 +66,12 @@ fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::R
             }
             _ => None,
         };
-        return Ok(Ok(Seen { holders, refusal }));
+        return Ok(Ok(Seen { holders, refusal, declared: true }));
     }
     let row = match probe {
         Probe::InFlight(_) => return busy(),
         Probe::Row(row) => row,
-        Probe::Absent => return Ok(Ok(Seen { holders: Vec::new(), refusal: None })),
+        Probe::Absent => return Ok(Ok(Seen { holders: Vec::new(), refusal: None, declared: false })),
     };
     let holder = Holders::of(call, row.session.into_iter()).living(row.session).cloned();
     if holder.is_none() && row.session.is_some() && !Guard::Fence(row.fence).is_free() {
@@ -76,6 +80,7 @@ fn look(call: &Call, name: &str, request: Option<Uuid>) -> Result<std::result::R
     Ok(Ok(Seen {
         refusal: holder.as_ref().map(Answer::held_by),
         holders: holder.map(|holder| holder.session).into_iter().collect(),
+        declared: false,
     }))
 }
 
@@ -116,6 +121,9 @@ fn lock_acquire(
             let answer = acquire_one(&call, me, name, false)?;
             return one(answer, touch.trust_ms());
         }
+    }
+    if !seen.declared {
+        names::require(&call, &name, None)?;
     }
     if let Some(refusal) = seen.refusal {
         return refused(refusal);

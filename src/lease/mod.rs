@@ -2,7 +2,7 @@
 //! lease with a private session. This folder imports from [`crate::session`] and below.
 //!
 //! Files, low to high: row, free, answer, declaration, seat, line, candidate, history, fate, kind, fence, declare,
-//! refence, semaphore, held, grace, grant, handover, release, refused, acquire, lock, verbs, mod.
+//! refence, semaphore, held, grace, grant, handover, release, refused, names, acquire, lock, verbs, mod.
 
 pub mod acquire;
 pub mod answer;
@@ -20,6 +20,7 @@ pub mod history;
 pub mod kind;
 pub mod line;
 pub mod lock;
+mod names;
 pub mod refence;
 mod refused;
 pub mod release;

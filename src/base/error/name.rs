@@ -14,6 +14,8 @@ pub enum NameError {
     WrongKind { name: String, is: &'static str, wanted: &'static str },
     Unknown { kind: &'static str, name: String },
     NotOwner { kind: &'static str, name: String, owner: String },
+    NameDeclared { name: String, is: &'static str },
+    Undeclared { name: String, nearest: Option<String> },
     NoTopic { topic: String, nearest: Option<String> },
 }
 
@@ -47,6 +49,22 @@ impl From<NameError> for ErrorReport {
                 report(Code::ERRCODE_INSUFFICIENT_PRIVILEGE, format!("must be owner of {kind} \"{name}\""))
                     .set_detail(format!("It belongs to role \"{owner}\"."))
             }
+            NameDeclared { name, is } => {
+                report(Code::ERRCODE_DUPLICATE_OBJECT, format!("name \"{name}\" is already declared"))
+                    .set_detail(format!("It is declared as a {is}."))
+                    .set_hint("To declare it in another way, drop the declaration with lease_undeclare first.")
+            }
+            Undeclared { name, nearest } => report(
+                Code::ERRCODE_UNDEFINED_OBJECT,
+                format!("lease \"{name}\" is not declared"),
+            )
+            .set_detail(format!(
+                "eskit_lease.declared_names is on, and neither the name \"{name}\" nor a prefix of it is declared."
+            ))
+            .set_hint(match nearest {
+                Some(nearest) => format!("The nearest is {nearest}; lease_declare declares another."),
+                None => how_to_make("declared name").to_owned(),
+            }),
             NoTopic { topic, nearest } => {
                 let report = report(Code::ERRCODE_UNDEFINED_OBJECT, format!("help topic \"{topic}\" does not exist"));
                 match nearest {
@@ -87,6 +105,7 @@ fn how_to_use(is: &str, wanted: &str) -> Option<&'static str> {
 fn how_to_make(kind: &str) -> &'static str {
     match kind {
         "group" => "Groups are made with group_create, and known once that is committed.",
+        "declared name" => "Names and prefixes are declared with lease_declare, and known once that is committed.",
         "execution" => {
             "A key comes with execution_begin; once done or resolved it is removed after \
              eskit_lease.execution_retention."

@@ -19,6 +19,16 @@ pub(super) enum Look {
     Wanted(Wanted),
 }
 
+impl Look {
+    /// Returns whether the session has the lease already, has it in grace, or inherits it.
+    pub fn is_own(&self) -> bool {
+        match self {
+            Look::Answer(answer) => answer.is_granted(),
+            Look::Wanted(want) => want.own,
+        }
+    }
+}
+
 /// What a session may get of a resource.
 #[derive(Default)]
 pub(super) struct Wanted {

@@ -43,6 +43,8 @@ pub enum Key<'a> {
     TimeFrom(i64),
     /// A text after this one; only as the last column.
     After(&'a str),
+    /// This text or one before it; only as the last column.
+    UpTo(&'a str),
 }
 
 /// What a scan sees.
@@ -142,7 +144,8 @@ impl Table {
 
     /// Returns whether at most one row has this key.
     pub(super) fn is_whole(&self, key: &[Key]) -> bool {
-        let is_range = |key: &Key| matches!(key, Key::From(_) | Key::IntFrom(_) | Key::TimeFrom(_) | Key::After(_));
+        let is_range =
+            |key: &Key| matches!(key, Key::From(_) | Key::IntFrom(_) | Key::TimeFrom(_) | Key::After(_) | Key::UpTo(_));
         // SAFETY: the relation is open, and an index
         let is_unique = unsafe { (*(*self.key).rd_index).indisunique };
         is_unique && key.len() == self.key_columns() && !key.iter().any(is_range)
@@ -168,6 +171,7 @@ impl Table {
                 Key::Uuid(uuid) => (equal, pg_sys::F_UUID_EQ, Datum::from(uuid.as_bytes().as_ptr())),
                 Key::Oid(oid) => (equal, pg_sys::F_OIDEQ, Datum::from(*oid)),
                 Key::After(text) => (pg_sys::BTGreaterStrategyNumber, pg_sys::F_TEXT_GT, text_datum(text)),
+                Key::UpTo(text) => (pg_sys::BTLessEqualStrategyNumber, pg_sys::F_TEXT_LE, text_datum(text)),
                 Key::From(least) => (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_INT8GE, Datum::from(*least)),
                 Key::TimeFrom(least) => {
                     (pg_sys::BTGreaterEqualStrategyNumber, pg_sys::F_TIMESTAMPTZ_GE, Datum::from(*least))

@@ -6,6 +6,7 @@
 //! after some versions that do not count ([`Stand::Stale`]). The caller then looks that row up in another way, and goes
 //! on behind it.
 
+use super::moment::Moment;
 use super::open::{Flight, Key, Sight, Table};
 use super::raw::{self, FORWARD};
 use super::tuple::Tuple;
@@ -51,6 +52,30 @@ impl Table {
     /// which they were made, so the one that counts comes first.
     pub fn find<T>(&self, sight: Sight, key: &[Key], visit: impl FnMut(&Tuple, Flight) -> Option<T>) -> Option<T> {
         self.walk(sight, key).backward().show(visit)
+    }
+
+    /// Finds the row of a key whose last column numbers the rows that the key has had, from the end of the index.
+    /// Numbers grow: if the row of one number is deleted for good, so are all with lower numbers, and the search skips
+    /// them. `number`: the column of the number. The table then stands at the row. Returns what other transactions are
+    /// doing to it.
+    pub fn find_numbered(&self, sight: Sight, key: &[Key], number: usize) -> Option<Flight> {
+        let mut walk = self.walk_versions(sight, key).backward();
+        let (mut moment, mut gone) = (None, None::<i64>);
+        loop {
+            match walk.one_version() {
+                Stand::Row(flight) => return Some(flight),
+                Stand::End => return None,
+                Stand::Stale => (),
+            }
+            let row = self.row();
+            let at: i64 = row.required(number);
+            if gone.is_some_and(|gone| at < gone) {
+                return None;
+            }
+            if moment.get_or_insert_with(Moment::now).has_gone(&row) {
+                gone = gone.or(Some(at));
+            }
+        }
     }
 
     /// Returns a walk, which goes row by row: [`Table::row`] is the current one. A table has one walk at a time.

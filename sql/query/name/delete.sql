@@ -1,0 +1,1 @@
+DELETE FROM eskit_lease._lease_names WHERE name = $1

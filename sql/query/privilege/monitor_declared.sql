@@ -1,0 +1,1 @@
+GRANT SELECT ON eskit_lease.declared_names TO {role}
