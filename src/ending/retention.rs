@@ -12,8 +12,8 @@
 //! begins where the one before ended ([`Progress`]). The worker's next run begins at the oldest row that its last run
 //! left. A transaction that commits later may have ended a row before that point. Then shared memory moves the
 //! beginning back to the start of that transaction ([`crate::shmem::beginning`]). Releases do not move it, and neither
-//! do administrators who write rows. So three kinds of run begin at the oldest row of all: one each hour, each after a
-//! look through the database, and each run that is not the worker's.
+//! do administrators who write rows. So four kinds of run begin at the oldest row of all: one each hour, each after a
+//! look through the database, each after a run that did not finish, and each run that is not the worker's.
 
 use crate::base::{limits, settings};
 use crate::call::Call;
