@@ -1,8 +1,8 @@
 //! eskit_lease: competing consumers for PostgreSQL. It has sessions with one heartbeat for everything, leases with
 //! fencing tokens that hold at commit time, and hand-over within milliseconds.
 //!
-//! Data flows one way: from an SQL function in a concept module ([`session`], [`lease::verbs`], [`lease::fence`],
-//! [`lease::line`]) through one parameterised statement of [`pg::spi`] to the rows. A heartbeat stops at [`shmem`], the
+//! Data flows one way: from an SQL function in a concept's module ([`ending::verbs`], [`lease::verbs`] and others)
+//! through [`pg::table`] (rows by address) or [`pg::spi`] (statements) to the rows. A heartbeat stops at [`shmem`], the
 //! shared memory. [`seam`] joins the two when a transaction ends. The [`worker`] calls the same modules as the SQL
 //! functions. The head of each module describes its protocol.
 //!
@@ -65,8 +65,8 @@ extension_sql_file!(
 extension_sql_file!("../sql/watching.sql", name = "watching", requires = ["views"]);
 extension_sql_file!("../sql/functions.sql", name = "functions", finalize);
 
-/// Sets the library up. Without shared_preload_libraries the functions of keys work, and so do dump, restore and
-/// upgrade. All other functions raise an error that says what is missing.
+/// Sets the library up. Without shared_preload_libraries dump, restore and upgrade work, and so do functions that need
+/// no shared memory, such as those of keys. All other functions raise an error that says what is missing.
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     lease::kind::register(&group::OfGroups, &bridge::OfBridges);

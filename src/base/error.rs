@@ -1,5 +1,6 @@
 //! Every mistake and refusal that raises, and every warning. Each concept has an enum; each variant has its SQLSTATE,
-//! message, detail and hint in one place. Contention is no error: a verb that asks answers with a reason.
+//! message, detail and hint in one place. A verb that asks for something, such as a lease, does not raise because
+//! another session is in the way: it answers with a reason.
 
 mod argument;
 mod bridge;

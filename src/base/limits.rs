@@ -22,7 +22,8 @@ pub const LONGEST_INTERVAL_MS: i32 = 24 * 86_400_000;
 
 // The catalog
 
-/// How long a call tries to get a lock, and the pause between two tries, in microseconds. The worker waits instead.
+/// How long a call tries to lock a table of ours or the extension, and the pause between two tries, in microseconds.
+/// The worker waits instead.
 pub const CATALOG_PATIENCE: u64 = 100_000;
 pub const CATALOG_PAUSE: u64 = 2_000;
 
@@ -35,7 +36,8 @@ pub const MAX_PASSED: i64 = 30_000;
 
 // Shared memory
 
-/// How often calls that find no free slot look through all slots for one to reclaim, in microseconds.
+/// How often calls that find no free slot look through all slots for one to reclaim, in microseconds. The opening of a
+/// new session always looks.
 pub const RECLAIM_AT_MOST_EVERY: u64 = 10_000;
 /// How long a call waits for room at most, and the pause between two looks, in microseconds.
 pub const ROOM_PATIENCE: u64 = 3_000_000;
@@ -44,9 +46,9 @@ pub const ROOM_PAUSE: u64 = 10_000;
 pub const LOOK_AT_CLIENT_EVERY: u64 = 250_000;
 /// Calls of session_wait that wait in a database by default: half of PgBouncer's default pool.
 pub const DEFAULT_WAITING: u32 = 10;
-/// The sessions that one call waits for.
+/// The sessions that one call of session_wait_many waits for.
 pub const MAX_WAITED: usize = 1_000;
-/// The part of the shortest TTL for which such a call grants to its sessions at the end of its wait: one of so many.
+/// For how long such a call grants to its sessions after its wait: for the shortest TTL divided by this.
 pub const HELPS_FOR: u64 = 10;
 /// After what time a refused wait comes back at the soonest, and the time between two that come back, in microseconds.
 pub const FIRST_RETRY: u64 = 100_000;
@@ -74,15 +76,15 @@ pub const TELL_OF_ENDS_EVERY: u64 = 1_000_000;
 // Transactions
 
 /// The most resources, and the most lanes, that one transaction notes one by one. With more resources its database is
-/// rescanned; with more lanes all floors are forgotten.
+/// rescanned; with more lanes all floors of the database are forgotten.
 pub const MAX_NOTES: usize = 1_000;
 
 // Leases
 
 /// Leases granted in one statement; this bounds the stripes held at one time.
 pub const GRANT_BATCH: usize = 500;
-/// How often a call pauses until another one has left a stripe, which it holds for the time of a statement; and for how
-/// many microseconds.
+/// How many pauses a call makes for stripes that other calls hold, and the length of a pause in microseconds. A stripe
+/// is held for the time of a statement.
 pub const STRIPE_PAUSES: u32 = 30;
 pub const STRIPE_PAUSE: u64 = 500;
 /// Permits of a semaphore, partitions of a group.
@@ -120,7 +122,7 @@ pub const LAST_BRIDGE_WAIT: u64 = 1_000_000;
 /// How long the worker leases a bridge's row, and the remaining time below which it renews that lease, in microseconds.
 pub const KEEP_ROW: i64 = 30_000_000;
 pub const RENEW_ROW: i64 = 20_000_000;
-/// How often a check tries to lock the row, and the pause between two tries, in microseconds.
+/// How many times a check tries to lock the row, and the pause between two tries, in microseconds.
 pub const ROW_TRIES: u32 = 20;
 pub const ROW_PAUSE: u64 = 1_000;
 /// How long a write waits for a lock that may still be in its way, such as the lock of an index that was just made. In
@@ -173,8 +175,8 @@ pub const MAX_LOOKS: usize = 50_000;
 pub const MAX_REMEMBERED: usize = 100_000;
 /// Rows locked by other transactions that one run skips.
 pub const MAX_PASSED_OVER: usize = 20_000;
-/// Whether a session keeps a permit in grace: if it has fewer leases in grace than this, those are searched, else all
-/// permits of the semaphore.
+/// To find a permit that a session keeps in grace, the session's leases in grace are searched if they are fewer than
+/// this; otherwise all permits of the semaphore are.
 pub const MAX_GRACES: usize = 64;
 
 // The worker

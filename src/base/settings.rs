@@ -1,4 +1,4 @@
-//! The settings. Each describes its unit, range and reason; `\dconfig+` and pg_settings show that.
+//! The settings. Each describes its unit, range and reason; pg_settings and `help()` show that.
 
 use super::limits;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};

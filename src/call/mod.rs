@@ -33,11 +33,11 @@ pub fn enter_writing(verb: &'static str) -> Result<&'static Shared> {
 }
 
 thread_local! {
-    /// Whether this process has seen the end of recovery, which does not come back.
+    /// Whether this process has seen that recovery is over; it does not begin again.
     static RECOVERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns whether this server is in recovery: a standby, or one that has just crashed.
+/// Returns whether this server is in recovery, as a standby is, or a server that starts after a crash.
 pub fn in_recovery() -> bool {
     let recovered = RECOVERED.get() || !server::is_in_recovery();
     RECOVERED.set(recovered);

@@ -149,8 +149,8 @@ pub fn is_patient() -> bool {
 }
 
 thread_local! {
-    /// For how many microseconds the call has waited for locks, and the start of its statement. A trigger and an act at
-    /// the commit do not begin a call.
+    /// The start of the call's statement, and for how many microseconds the call has waited for locks. A trigger and an
+    /// act at the commit do not begin a call.
     static WAITED: Cell<(i64, u64)> = const { Cell::new((0, 0)) };
 }
 
@@ -209,7 +209,7 @@ pub fn lock_if_any(name: &'static CStr) {
     }
 }
 
-/// Locks those of our tables and sequences that this version of the SQL has. Returns false if one lock cannot be taken.
+/// Locks those of these tables and sequences that this version of the SQL has. Returns false if it cannot lock one.
 /// A verb that can answer with a reason, such as `busy`, calls this before it begins.
 pub fn lock_all(tables: &[&'static CStr]) -> bool {
     tables.iter().map(|table| relation(table)).all(|oid| oid == Oid::INVALID || lock_soon(oid))

@@ -1,6 +1,6 @@
 //! Text as it comes from and goes to SQL. Rust's strings are UTF-8, and a database may have another encoding. Every
 //! text of ours is converted here, so that a name means the same in a LATIN1 database. Notifications are the exception:
-//! they are ASCII ([`crate::worker`]).
+//! they are ASCII ([`crate::ending::notify`]).
 
 use crate::base::error::{Error, raise};
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};

@@ -42,8 +42,7 @@ pub fn has_warned() -> bool {
 }
 
 /// Warns if this transaction is one statement that has checked a fence and written nothing. A second statement of a
-/// pipeline begins later, so then there is no warning. The check comes before the commit, where an ERROR is an ordinary
-/// one.
+/// pipeline begins later, so then there is no warning. This runs before the commit, where an ERROR is an ordinary one.
 fn warn_of_check() {
     let alone = NOTES.with_borrow(|notes| notes.checked_alone.is_some_and(|began| began == statement::began_at()));
     if alone && !transaction::has_written() && !WARNED.replace(true) {

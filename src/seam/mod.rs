@@ -12,7 +12,7 @@
 //! | commit           | unproven if need be  | dead                | unproven if need be, then the revision is bumped | to the ring |
 //! | abort            | dead, without a trace | alive again        |            | to the ring, unchanged |
 //! | pre-prepare      | refused if attached; promised | frozen; dead ones that lose something are marked | promised | |
-//! | prepare          | unproven             | stay frozen         | unproven   | the xid is watched, then those noted with it are woken, and all are rescanned |
+//! | prepare          | unproven             | stay frozen         | unproven   | the xid is watched; at its end the sessions noted with it are woken, and the database is rescanned |
 //! | rollback to savepoint | dead, without a trace | nothing was done yet |       | to the ring at once, unchanged |
 //!
 //! Work items have floors instead (see [`crate::shmem::floors`]). A commit lowers them to the items that became free, a
@@ -89,8 +89,7 @@ impl Seam {
         self.note(Resource { name: resource.to_owned(), changed: None });
     }
 
-    /// Notes that a session could not get the resource. However often the session asks, the worker retries no more
-    /// often.
+    /// Notes that a session could not get the resource. The worker retries soon, unless a retry is due already.
     pub fn in_vain(self, resource: &str) {
         self.note_once(InVain { name: resource.to_owned() });
     }

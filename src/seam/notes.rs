@@ -78,7 +78,7 @@ pub struct Notes {
     pub memory: Option<Memory>,
     pub list: Vec<Note>,
     resources: usize,
-    /// How many passes the list has, or more.
+    /// How many passes the list has, at most.
     pub passes: usize,
     /// How many passes have ended because this transaction gave the lease away.
     pub given_away: usize,

@@ -8,7 +8,7 @@
 //! * grants a permit that is free only because the holder of another permit is dead ([`crate::lease::semaphore`]);
 //! * gives a partition another target, because the member is dead;
 //! * lets the old workers of a bridge go on, because the lease's holder is dead;
-//! * declares a name, or drops its declaration, because all who waited for it are dead;
+//! * declares a name, or drops its declaration, because all sessions that waited for it are dead;
 //! * lets a new session take over a consumer's name, because the former session is dead.
 //!
 //! A refusal records nothing. A grant does not record a dead waiter that it passes over: that waiter has lost its turn,

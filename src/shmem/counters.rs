@@ -1,7 +1,7 @@
 //! Counters: what has been counted of a database since it got its entry. `stats()` shows each under its name.
 //!
-//! What changes rows is counted by the counters of [`AT_COMMIT`]: [`crate::seam`] adds it at the commit, so a rollback
-//! leaves nothing of it. To the others a call adds at once, when it does what they count.
+//! The counters from [`Counter::SessionsOpened`] on count changes of rows. [`crate::seam`] adds to them at the commit,
+//! so a transaction that is rolled back adds nothing. Calls add to the other counters at once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -69,13 +69,13 @@ pub const COUNTERS: [&str; 28] = [
     "forces",
 ];
 
-/// The first of the counters that are added to at a commit; the others of them follow it.
+/// The first of the counters to which commits add; all later ones are such counters, too.
 const FIRST_AT_COMMIT: usize = Counter::SessionsOpened as usize;
-/// How many these are.
+/// How many counters there are to which commits add.
 pub const AT_COMMIT: usize = COUNTERS.len() - FIRST_AT_COMMIT;
 
 impl Counter {
-    /// Returns the number of a counter among those of [`AT_COMMIT`].
+    /// Returns the index of a counter among those to which commits add.
     pub fn at_commit(self) -> usize {
         debug_assert!(self as usize >= FIRST_AT_COMMIT, "{self:?} is counted at once");
         self as usize - FIRST_AT_COMMIT
@@ -86,16 +86,16 @@ impl Counter {
 #[derive(Clone, Copy)]
 #[repr(usize)]
 pub enum Span {
-    /// From the deadline or the release of a holder to the commit that grants to the first in line, or to the target of
-    /// a partition.
+    /// From the deadline or the release of a holder to the commit that grants the lease to the first in line, or the
+    /// partition to its target.
     HandOver,
-    /// A pass that hands over and cleans up.
+    /// A pass of the sweep (see [`crate::ending::sweep`]).
     Pass,
 }
 
 pub const SPANS: [&str; 2] = ["hand_over", "pass"];
 
-/// The longest spans of each range but the last, in milliseconds.
+/// The longest span of each range but the last, in milliseconds.
 pub const RANGES: [u64; 11] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000];
 
 /// Returns the range of a span in microseconds.
@@ -140,7 +140,7 @@ impl Counters {
         }
     }
 
-    /// Counts some spans of so many microseconds each.
+    /// Counts `by` spans of the same length.
     pub fn add_span(&self, span: Span, microseconds: u64, by: u64) {
         self.spans[span as usize][range(microseconds)].fetch_add(by, Ordering::Relaxed);
     }

@@ -27,16 +27,16 @@ pub enum Kept {
 const UNKNOWN: i64 = i64::MIN;
 const LOOKING: i64 = i64::MIN + 1;
 
-/// The worker must look at every resource that is waited for, not only at those in the ring.
+/// The worker must rescan the database: judge every resource that is waited for, and not only those in the ring.
 pub const RESCAN: u32 = 1;
-/// Shared memory is new: sessions of earlier starts and prepared transactions must still be found.
+/// Shared memory does not know the database yet: sessions of earlier starts and prepared transactions must be found.
 pub const BOOT: u32 = 2;
 /// A prepared transaction has ended, and it is not known which revisions it has changed.
 pub const REVISE: u32 = 4;
 /// A prepared transaction has ended. PostgreSQL may still be about to release its locks.
 pub const PREPARED_ENDED: u32 = 8;
 
-/// When to retry rows that another transaction had locked: each wait is twice the one before.
+/// When to retry what another transaction was in the way of. Each wait is twice the last one, up to a bound.
 #[repr(C)]
 pub struct Retry {
     until: AtomicU64,
@@ -103,7 +103,7 @@ pub struct Database {
     pub position_high: AtomicI64,
     flags: AtomicU32,
     pub waiting: Waiting,
-    /// Living sessions that have no slot, as the last rescan of the database has counted.
+    /// How many living sessions had no slot at the last rescan of the database.
     pub without_slot: AtomicU32,
     pub worker: AtomicPtr<pg_sys::Latch>,
     /// The latch of a waiting call that does a run of the worker when it is asked to, if the worker has no process.
@@ -119,16 +119,16 @@ pub struct Database {
     pub(super) listened_until: AtomicU64,
     /// Whether the database's worker stays, beyond `eskit_lease.max_workers`, because it has locks that end with it.
     pub tending: AtomicBool,
-    /// Whether the last worker exited because there was nothing to do, and not because it failed.
+    /// Whether the last worker left in order: it had nothing to do, others needed its turn, or it was switched off.
     pub finished: AtomicBool,
-    /// When retention last ran and left no row that was due at that time.
+    /// When a run of retention last finished. It may have skipped tables that others had locked.
     pub retention_looked: AtomicU64,
     /// Since when the oldest row of each kind is kept, by [`clock::now`]; negative if that is before the boot. Zero if
     /// no row is kept; or one of the constants above.
     kept_since: [AtomicI64; 5],
     /// Where the worker's next run of retention begins with each kind.
     retire_from: [Beginning; 5],
-    /// When a run of the worker has last begun at the oldest rows of all.
+    /// When the worker last finished a run of retention that began at the oldest rows of all.
     pub retired_anew: AtomicU64,
     /// Transactions that have finished items of the kept claims have ids below this; zero when all of them have ended.
     claims_before: AtomicU64,
@@ -174,7 +174,7 @@ impl Database {
         self.oid.store(0, Ordering::Release);
     }
 
-    /// Returns whether a process uses the entry, or the entry says that work remains.
+    /// Returns whether calls wait in the database, its worker has a process, or a rescan is to come.
     pub fn is_busy(&self) -> bool {
         self.waiting.calls() != 0 || !self.worker.load(Ordering::Acquire).is_null() || self.flags_due().is_some()
     }
@@ -209,7 +209,7 @@ impl Database {
         set_latch(&self.helper);
     }
 
-    /// Sets flags. The worker looks at them at once.
+    /// Sets flags, which are due at once. This wakes no process.
     pub fn flag(&self, flags: u32) {
         self.flags.fetch_or(flags, Ordering::AcqRel);
         self.look_through.hurry();

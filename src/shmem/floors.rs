@@ -8,8 +8,7 @@
 //!
 //! * A claim notes the floor and the floor's turn (below), scans from the floor, and [`Shared::raise`]s it to the first
 //!   place that the claim could not pass. At that place is an item that an open or prepared transaction has locked, or
-//!   one that the claim
-//!   did not want. The scan passes items that are claimed.
+//!   an item that the claim did not want. The scan passes items that are claimed.
 //! * Some transactions make an item free: they add it, or they give back, fail or free a claimed one. Such a
 //!   transaction [`Shared::lower`]s the floor at its end, once the item is visible. So does a claim that is rolled
 //!   back, as it may have raised the floor over its own items. At PREPARE, both kinds of transactions lower the floor:

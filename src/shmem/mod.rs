@@ -8,12 +8,12 @@
 //!   changes by compare-and-swap only; that is why a heartbeat takes no lock. The other fields are written before the
 //!   slot gets a living word, and stay until it is free. A few numbers of the slot do change, each by itself: the
 //!   revision, the cap, what the session waits for, since when it is unproven, and the backend to which it is attached.
-//! * **Reuse.** A slot is free for the next session as soon as nothing needs it (see [`slots`]). Processes may still
-//!   refer to it for the former session. So a writer reads the word or the number, compares the session's uuid, and
-//!   only then swaps. Word and numbers contain a count of the slot's sessions: the swap fails if the slot has changed
-//!   hands since the read (see [`counted`]). A reader reads first, and compares the uuid after that
-//!   ([`Shared::is_still`](slots)). An ended session leaves its word until its slot is needed: a client is told that
-//!   its session has ended, not that there is none.
+//! * **Reuse.** A slot may get its next session as soon as nothing needs it (see [`slots`]). Processes may still refer
+//!   to it for the former session. So a writer reads the word or the number, compares the session's uuid, and only then
+//!   swaps. Word and numbers contain a count of the slot's sessions: the swap fails if the slot has changed hands since
+//!   the read (see [`counted`]). A reader reads first, and compares the uuid after that ([`Shared::is_still`](slots)).
+//!   The word of an ended session stays until its slot is reclaimed: by the launcher some seconds later, or sooner if a
+//!   new session needs the slot. Until then a client is told that its session has ended, not that there is none.
 //! * The words of **blocks** of slots tell which slots are due (see [`block`]). Heartbeats leave them alone.
 //! * **Uuid to slot** is a partitioned hash table of PostgreSQL's, each partition under its own LWLock (`Lock::Map`). A
 //!   slot is reclaimed, and a session entered, under the partition's exclusive lock. So no slot is ever without its

@@ -47,7 +47,7 @@ impl Shared {
     ) {
         let transaction = number(database, xid);
         let Some(pending) = self.watch(database, transaction, whom) else { return };
-        // Before the counts: a process that takes these has read this.
+        // This is stored before the counts: a process that finds the counts also finds this time.
         pending.free_since.store(free_since, Ordering::Relaxed);
         for (kept, counted) in pending.counted.iter().zip(counted) {
             if *counted > 0 {
@@ -109,7 +109,7 @@ impl Shared {
         }
         if committed && let Some(database) = self.known_database((transaction >> 32) as u32) {
             database.counters.add_committed(&counted);
-            // What the hand-overs of one such transaction have taken is kept once, for the longest.
+            // One span is kept for all hand-overs of a prepared transaction: the longest.
             if free_since != 0 {
                 let taken = clock::now().saturating_sub(free_since);
                 database.counters.add_span(Span::HandOver, taken, counted[Counter::HandOvers.at_commit()]);
@@ -137,8 +137,8 @@ impl Shared {
     }
 
     /// Forgets the prepared transactions that have ended, and wakes the sessions noted for them. `visit` gets each
-    /// one's database, and which other sessions it concerns. `outcome` is as above. Returns whether any transaction is
-    /// left.
+    /// one's database, and which other sessions it concerns. `outcome` is that of [`Shared::settle_prepared`]. Returns
+    /// whether any transaction is left.
     pub fn each_ended_prepared(&self, outcome: impl Fn(u32) -> Option<bool>, mut visit: impl FnMut(u32, u32)) -> bool {
         let mut left = false;
         for entry in self.pending {

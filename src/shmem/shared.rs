@@ -62,7 +62,8 @@ pub fn shared() -> Result<&'static Shared> {
 }
 
 impl Shared {
-    /// Returns the end of recovery in this start of shared memory: old sessions' TTLs count from it. It never moves.
+    /// Returns the end of recovery in this start of shared memory, from which old sessions' TTLs count. It never moves.
+    /// Zero during recovery.
     pub fn t0(&self) -> u64 {
         let seen = self.header.t0.load(Ordering::Acquire);
         // SAFETY: no preconditions once a process is attached to shared memory

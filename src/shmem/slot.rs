@@ -20,7 +20,7 @@ pub struct Slot {
     pub(super) table: AtomicU32,
     /// The role to which the session belongs; zero without a session.
     pub(super) role: AtomicU32,
-    /// The TTL in milliseconds, and PRIVATE.
+    /// The TTL in milliseconds, and the bits PRIVATE and TOLD.
     pub(super) ttl_ms: AtomicU32,
     /// The transaction that has opened the session; PostgreSQL's frozen id once a call has seen its end. Zero if the
     /// session was opened before this start of shared memory.

@@ -6,7 +6,7 @@
 //! server was down. Over an orderly stop the time may be shorter than the TTL (see [`super::left`]).
 //!
 //! An old snapshot may still show the row of an ended session. That does not revive a session of this start, so its
-//! slot is free as soon as no row of the session is left. It would revive a session of an earlier start, which
+//! slot can be reclaimed as soon as no row of the session is left. It would revive a session of an earlier start, which
 //! therefore keeps its slot as a tombstone for one TTL after its end. A prepared end leaves its session frozen, in its
 //! slot, until the prepared transaction has ended. If all slots are taken, sessions get [stand-ins](super::stand_in).
 

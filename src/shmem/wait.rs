@@ -80,9 +80,9 @@ impl Shared {
     }
 }
 
-/// Sleeps for up to `span` microseconds, at most until the next check of the client. If the client is gone, this ends
-/// the backend as PostgreSQL does with `client_connection_check_interval`. An ERROR would be sent to that client;
-/// sending it fails, and logs as many lines again.
+/// Sleeps until the latch is set, for `span` microseconds, or until the next check of the client. If the client is
+/// gone, this ends the backend as PostgreSQL does with `client_connection_check_interval`. An ERROR would be sent to
+/// that client; sending it fails, and logs as many lines again.
 pub fn pause(span: u64) {
     unsafe extern "C-unwind" {
         fn pq_check_connection() -> bool;

@@ -3,7 +3,8 @@
 //!
 //! | from            | step                     | to                                              |
 //! |-----------------|--------------------------|-------------------------------------------------|
-//! | `Free`          | open, or adopt after restart | `Alive`, deadline                           |
+//! | `Free`          | open                     | `Alive`, deadline                               |
+//! | `Free`          | make again from the row after a restart | `Alive` or, if an end is prepared, `Frozen`; deadline |
 //! | `Alive`         | heartbeat, not past      | `Alive`, later deadline                         |
 //! | `Alive`         | freeze (pre-commit of an early end) | `Frozen`, same deadline              |
 //! | `Frozen`        | thaw (abort)             | `Alive`, same deadline                          |
@@ -30,8 +31,8 @@ pub enum State {
     Free,
     /// The session has its leases until its deadline.
     Alive,
-    /// The session's own end is being committed. Calls are answered with the remaining time, and no heartbeat extends
-    /// it.
+    /// The session's early end is being committed, or is prepared. Calls are answered with the remaining time, and no
+    /// heartbeat extends it.
     Frozen,
     /// The session has ended. The worker removes the rows that may remain of it.
     Dead,

@@ -1,7 +1,7 @@
 //! The confirmer: a process of its own, since it waits for standbys for as long as they are away.
 //! [`crate::shmem::confirm`] says what its confirmations mean.
 //!
-//! Once per interval the confirmer writes one record of WAL without content, flushes it, and checks until the
+//! Once per interval the confirmer writes one record of WAL that changes nothing, flushes it, and checks until the
 //! synchronous standbys have acknowledged it. The next confirmation is due an interval after the start of this one. The
 //! confirmer is connected to no database, so it blocks none. It takes no transaction id and marks the record as
 //! unimportant: an idle server makes no checkpoint for it, and archives no WAL.
@@ -11,8 +11,8 @@
 //! standbys. Also, a cancel would end the wait, and the process would not see changed settings.
 //!
 //! The launcher starts the confirmer while the setting is not zero and there are standbys to ask. It ends the confirmer
-//! when one of the two changes, and when it exits itself. Without standbys to ask, the launcher itself confirms. If two
-//! confirmers ever run at the same time, the confirmations of both are true.
+//! when one of the two changes, and when the launcher itself exits. Without standbys to ask, the launcher itself
+//! confirms. If two confirmers ever run at the same time, the confirmations of both are true.
 
 use super::{handle_signals, report_activity, report_idle, sleep, start};
 use crate::base::{limits, settings};

@@ -1,4 +1,4 @@
-//! A database worker: does runs over one database until there is nothing to do.
+//! A database worker: does runs over one database until there is nothing to do, or other databases need its turn.
 
 use super::{
     Due, each_post_due, each_session_due, handle_signals, report_activity, report_idle, sleep, without_timeouts,
@@ -68,7 +68,8 @@ struct Known {
     retired: Progress,
 }
 
-/// Does runs until there is nothing to do, or until the rest must be retried later.
+/// Does runs until there is nothing to do, the rest must be retried later, other databases need the turn, or the worker
+/// is switched off.
 fn serve(shared: &'static Shared, database: &'static Database) {
     let oid = database.oid.load(Ordering::Acquire);
     let began = clock::now();
@@ -103,7 +104,7 @@ fn serve(shared: &'static Shared, database: &'static Database) {
             }
             let now = clock::now();
             (stay_until, gather_until) = (now + limits::WORKER_LINGER, now + limits::WORKER_GATHER);
-            // Handles interrupts and settings between two runs, however many follow.
+            // Handles interrupts and a reload of the settings, even if one run follows another.
             sleep(0);
         } else if of_posts <= now {
             // Pauses even if the latch is set.

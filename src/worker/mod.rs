@@ -7,16 +7,15 @@
 //! retried later.
 //!
 //! If more databases have work than there may be workers, they take turns. The database that was last served longest
-//! ago is next, and a worker leaves after a second, or as soon as nothing is due. DROP DATABASE, CREATE DATABASE ..
-//! TEMPLATE and RENAME wait up to five seconds for other processes to leave the database, so a worker without work does
-//! not make them fail. A worker that has the locks of bridges is the exception: it stays, and takes no part in the
+//! ago is next. A worker leaves after a second, or after 50 ms if nothing is due then. DROP DATABASE, CREATE DATABASE
+//! .. TEMPLATE and RENAME wait up to five seconds for other processes to leave the database, so a worker without work
+//! does not make them fail. A worker that has the locks of bridges is the exception: it stays, and takes no part in the
 //! turns (see [`crate::bridge::tend`]).
 //!
-//! PostgreSQL's slots for such processes are shared with parallel queries and others. If there is none for a worker,
-//! the launcher looks for one every 50 ms, and running workers leave as if they had to take turns. In each database
-//! with work a session_wait is woken, and does the run itself (see [`crate::ending::waiter_pass`]). The session_wait
-//! must be outside of a transaction block, and answers when the run is done. Only databases without such a call wait
-//! for their turn.
+//! Parallel queries and others share PostgreSQL's slots for background workers. If there is none for a worker, the
+//! launcher looks for one every 50 ms, and running workers leave as if they had to take turns. In a database that has
+//! work and no worker a session_wait is woken, does the run itself, and answers. It can do so only where its answer
+//! ends its transaction (see [`crate::ending::waiter_pass`]). Only databases without such a call wait for their turn.
 //!
 //! If standbys must confirm that this is the primary, the launcher also keeps a [`confirmer`].
 //!
@@ -91,7 +90,8 @@ pub fn each_post_due(shared: &Shared, now: u64, mut visit: impl FnMut(u32, u64))
     }
 }
 
-/// Sleeps until the latch is set, or for `span` microseconds. Then handles interrupts and a reload of the settings.
+/// Sleeps until the latch is set, or for `span` microseconds, a minute at most. Then handles interrupts and a reload of
+/// the settings.
 pub fn sleep(span: u64) {
     let timeout = std::ffi::c_long::try_from(span.div_ceil(1_000)).unwrap_or(1_000).min(60_000);
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
