@@ -1,4 +1,4 @@
-# pg_test/setup makes all that these need, under target/, but for Rust and Debian packages.
+# pg_test/setup makes all that these targets need under target/; only Rust must be there, and Debian packages go into the system.
 SHELL := bash
 PG ?= 15
 PG_CONFIG ?= pg_config
@@ -21,7 +21,7 @@ test-all: ## all tests on 15, 16, 17 and 18
 	@pg_test/setup $(MAJORS)
 	@pg_test/run $(MAJORS)
 
-test-ends: ## all tests on the oldest and the newest of these, on the others what depends on the major
+test-ends: ## all tests on 15 and 18; on 16 and 17 what depends on the major, without e2e
 	@pg_test/setup $(MAJORS)
 	@pg_test/run --ends $(MAJORS)
 
@@ -57,7 +57,7 @@ test-deb: ## what deb and dist make, and what apt does with the package in a cle
 	@pg_test/setup $(PG)
 	@pg_test/package $(PG)
 
-lint: ## rustfmt, clippy, rustdoc and shellcheck
+lint: ## rustfmt, clippy, rustdoc, shellcheck, and the other rules of the sources
 	@pg_test/setup $(PG)
 	@pg_test/lint $(PG)
 

@@ -1,4 +1,4 @@
-//! A lease as outboxes keep it in tables, pgoutbox for one. Each name has a row with its holder. Each holder has a row
+//! A lease as outboxes such as pgoutbox keep it in tables. Each name has a row with its holder. Each holder has a row
 //! with a deadline, which holds for all its leases. An acquire locks the row of the name, extends the deadline of its
 //! own holder, and writes the holder. It does so in one transaction, with a round trip for each statement.
 
