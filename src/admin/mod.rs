@@ -1,4 +1,4 @@
-//! What administrators call: privileges, and views of shared memory in SQL; and the help for all.
+//! Privileges, the functions under the views, the former names of functions, and the help.
 //!
 //! Files, low to high: privilege, reading, former_names, help, mod.
 

@@ -1,5 +1,5 @@
-//! Privileges. PUBLIC may call the key functions; these two functions grant the rest. They run as their caller, so
-//! PostgreSQL's own rules for GRANT say who may.
+//! Privileges: these two functions grant what consumers and monitors need. They run as their caller, so PostgreSQL's
+//! own rules for GRANT say who may.
 
 use crate::base::error::Result;
 use crate::bridge;

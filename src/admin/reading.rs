@@ -1,6 +1,6 @@
 //! Shared memory in SQL: the functions under the views, and the counters.
 //!
-//! A standby has the rows, but cannot know which sessions live. Its views show the rows, and say so.
+//! A standby has the rows, but cannot know which sessions live. Its views show the rows, with the state `unknown`.
 
 use crate::base::error::Result;
 use crate::call::{enter, in_recovery};
@@ -88,7 +88,7 @@ fn _open_transaction(xid: pg_sys::TransactionId) -> Option<pg_sys::TransactionId
     transaction::open_one(xid)
 }
 
-/// Returns how many spans of each kind took so long at most.
+/// Returns, for each kind of span and each range, how many spans are in the range or in a shorter one.
 fn spans(database: Option<&'static Database>) -> impl Iterator<Item = (Text, Option<i64>)> {
     SPANS.iter().enumerate().flat_map(move |(index, name)| {
         let counted = database.map_or(Ranges::default(), |database| database.counters.spans(index));

@@ -16,7 +16,7 @@ impl<T> Given<T> for Option<T> {
     }
 }
 
-/// Returns the name of a consumer or a resource.
+/// Returns a name, such as that of a consumer or a resource. Fails if it is empty or too long.
 pub fn text_arg(what: &'static str, text: Option<Text>) -> Result<String> {
     let name = text.given(what)?.0;
     if (1..=limits::MAX_NAME).contains(&name.len()) {
@@ -26,7 +26,7 @@ pub fn text_arg(what: &'static str, text: Option<Text>) -> Result<String> {
     }
 }
 
-/// Returns the distinct names of an array of resources, in order.
+/// Returns the distinct names of an array of resources, sorted.
 pub fn names_arg(resources: Option<TextArray>) -> Result<Vec<String>> {
     let names = resources.given("resources")?.0;
     let given = names.len();

@@ -1,5 +1,6 @@
 //! Notifications: hints on the channel `eskit_lease`. A pass sends them; the truth is the row, and the revision in each
-//! heartbeat. A pass sends one message for each slot whose owner has changed. The message tells the present owner.
+//! heartbeat. A pass sends one message for each slot whose owner has changed, with the present owner, and one for each
+//! queue in which items have become free.
 //!
 //! PostgreSQL does not tell whether any process listens, and a message costs a transaction id. So
 //! `eskit_lease.notify` can leave messages out, always or while no listener asks for them.

@@ -1,8 +1,8 @@
 //! Retention: rows that are kept for a while after their end, for people to see, and then deleted in bounded batches.
 //!
-//! The worker retires rows after a pass of a sweep, in a transaction of its own. That happens at most once a minute, or
-//! ten times in the shortest retention if that is more often. After a pass that looks through the database, as after a
-//! start, it happens at once.
+//! The worker retires rows after a pass of a sweep, in a transaction of its own. A run begins at most once a minute, or
+//! ten times in the shortest retention if that is more often, but not more than once a second. After a pass that looks
+//! through the database, as after a start, it happens at once.
 //!
 //! **When the worker has nothing else to do.** Shared memory has the time since when the oldest remaining row is kept.
 //! So the worker comes when the retention of that row is over. If no row remains, the transaction that ends the next

@@ -1,8 +1,8 @@
 //! session_wait and session_wait_many: heartbeats that take their time.
 //!
-//! A wait is a heartbeat. It ends after a third of the TTL, in time for the next heartbeat. If a call comes more than a
-//! third of the TTL after the heartbeat before, it may have queued in a pooler behind the waits of other sessions. So
-//! its wait is shortened by twice its lateness, down to none at half of the TTL.
+//! A wait is a heartbeat. It ends after a third of the TTL at the latest, in time for the next heartbeat. If a call
+//! comes more than a third of the TTL after the heartbeat before, it may have queued in a pooler behind the waits of
+//! other sessions. So its wait is shortened by twice its lateness, down to none near half of the TTL.
 
 use super::waiter_pass;
 use crate::base::error::{Error, Result};
@@ -59,8 +59,8 @@ impl SessionState {
     }
 }
 
-/// Counts heartbeats that came more than half of the TTL after the ones before: their clients are slow, or wait for a
-/// connection.
+/// Counts heartbeats that came about half of the TTL or more after the ones before: their clients are slow, or wait for
+/// a connection.
 pub fn count_late<'a>(shared: &Shared, database: &Database, touched: impl IntoIterator<Item = &'a Touch>) {
     let is_late = |touch: &&Touch| {
         let (Some(at), Some(standing)) = (touch.at, touch.standing) else { return false };

@@ -1,10 +1,10 @@
 //! The only caller of SPI. A [`Db`] is a stretch of work done as the extension's owner, whichever role calls. A
 //! [`Statement`] is one parameterised statement, whose plan is kept for the life of the backend.
 //!
-//! Every statement runs on the latest snapshot, whatever the isolation level of the caller, as the triggers of foreign
-//! keys do. So under REPEATABLE READ a refusal is an answer by the latest state, not a serialization failure. The
-//! search path is pinned. Plans only look rows up by index, one by one: these tables are small when a plan is made, and
-//! may be large when it is used.
+//! A statement runs on the latest snapshot, whatever the isolation level of the caller, as the triggers of foreign keys
+//! do. Only [`Db::run_as_caller`] runs one on the caller's snapshot. So under REPEATABLE READ a refusal is an answer by
+//! the latest state, not a serialization failure. The search path is pinned. Plans only look rows up by index, one by
+//! one: these tables are small when a plan is made, and may be large when it is used.
 //!
 //! Under SERIALIZABLE a statement that reads a table takes predicate locks. By these locks, transactions that have
 //! nothing in common would conflict. So the verbs of sessions read tables only by [`crate::pg::table`]. Their

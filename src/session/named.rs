@@ -74,8 +74,8 @@ impl<'a> Name<'a> {
         found
     }
 
-    /// Returns sessions of this consumer that other roles have opened and that have a row, among the first versions of
-    /// rows.
+    /// Returns sessions of this consumer that other roles have opened and that have a row. Looks at the first
+    /// [`LOOKED_THROUGH`] versions of rows only.
     pub fn of_other_roles(&self) -> Vec<Uuid> {
         let key = [Key::Text(self.consumer)];
         let mut walk = self.table.walk_versions(Sight::Latest, &key);
