@@ -377,7 +377,7 @@ COMMENT ON COLUMN eskit_lease.group_partitions.state IS 'free, owned, revoking (
 COMMENT ON COLUMN eskit_lease.group_partitions.owner IS 'The consumer that owns it.';
 COMMENT ON COLUMN eskit_lease.group_partitions.fence IS 'The fencing token; the last one if free.';
 COMMENT ON COLUMN eskit_lease.group_partitions.target IS 'The consumer that it is assigned to.';
-COMMENT ON COLUMN eskit_lease.group_partitions.revoke_in IS 'Time left to release it; NULL unless it is revoked: a draining owner has no limit.';
+COMMENT ON COLUMN eskit_lease.group_partitions.revoke_in IS 'Time left to release it; NULL if there is no limit. A draining owner has one only while the group is resized.';
 COMMENT ON VIEW eskit_lease.group_lag IS 'Progress and lag of each group in each partition.';
 COMMENT ON COLUMN eskit_lease.group_lag.position IS 'The cursor: all positions up to it are done.';
 COMMENT ON COLUMN eskit_lease.group_lag.head IS 'The newest position reported by cursor_report_head(); NULL without a report.';
@@ -399,7 +399,7 @@ COMMENT ON COLUMN eskit_lease.fenced_tables.resource IS 'The resource that write
 COMMENT ON COLUMN eskit_lease.fenced_tables.partition_column IS 'The column with each row''s partition, if the table is fenced by a column.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.checks_each IS 'Whether it is checked after each statement or each row.';
 COMMENT ON COLUMN eskit_lease.fenced_tables.complete IS 'False if table_fence() must be called again: a trigger was disabled, dropped or replaced, the table was attached to another, or has a partition without a fence for TRUNCATE. False too in inheritance: no fence is complete there.';
-COMMENT ON VIEW eskit_lease.blockers IS 'Open transactions that keep leases from changing hands, or keep a group, a semaphore, a bridge or a session as it is, by connection or prepared transaction.';
+COMMENT ON VIEW eskit_lease.blockers IS 'Open transactions that keep leases from changing hands, or keep a group, a semaphore, a bridge or a session as it is. A row names the connection or the prepared transaction.';
 COMMENT ON COLUMN eskit_lease.blockers.doing IS 'fenced, fenced by the session, releasing, granting to the session, ending the session; changing: the transaction has the lease''s row to acquire it, release it (also with grace), or take it back; changing the group, the semaphore, the bridge, or the session (to drain or to end it).';
 COMMENT ON COLUMN eskit_lease.blockers.resource IS 'The resource, if any.';
 COMMENT ON COLUMN eskit_lease.blockers.granted IS 'False while the transaction itself waits.';

@@ -290,7 +290,7 @@ COMMENT ON COLUMN eskit_lease.group_partitions.session IS 'The owner''s session;
 COMMENT ON COLUMN eskit_lease.group_partitions.fence IS 'The fencing token; the last one if free.';
 COMMENT ON COLUMN eskit_lease.group_partitions.granted_at IS 'When the fence was granted.';
 COMMENT ON COLUMN eskit_lease.group_partitions.target IS 'The consumer that it is assigned to.';
-COMMENT ON COLUMN eskit_lease.group_partitions.revoke_in IS 'Time left to release it; NULL unless it is revoked: a draining owner has no limit.';
+COMMENT ON COLUMN eskit_lease.group_partitions.revoke_in IS 'Time left to release it; NULL if there is no limit. A draining owner has one only while the group is resized.';
 
 CREATE VIEW eskit_lease.group_lag AS
 SELECT g.group_name,
@@ -455,7 +455,7 @@ LEFT JOIN eskit_lease._sessions AS o ON o.session = c.session
 LEFT JOIN pg_prepared_xacts AS p ON p.transaction = c.xid
 LEFT JOIN pg_stat_activity AS a ON a.pid = x.pid;
 
-COMMENT ON VIEW eskit_lease.blockers IS 'Open transactions that keep leases from changing hands, or keep a group, a semaphore, a bridge or a session as it is, by connection or prepared transaction.';
+COMMENT ON VIEW eskit_lease.blockers IS 'Open transactions that keep leases from changing hands, or keep a group, a semaphore, a bridge or a session as it is. A row names the connection or the prepared transaction.';
 COMMENT ON COLUMN eskit_lease.blockers.doing IS 'fenced, fenced by the session, releasing, granting to the session, ending the session; changing: the transaction has the lease''s row to acquire it, release it (also with grace), or take it back; changing the group, the semaphore, the bridge, or the session (to drain or to end it).';
 COMMENT ON COLUMN eskit_lease.blockers.resource IS 'The resource, if any.';
 COMMENT ON COLUMN eskit_lease.blockers.consumer IS 'The session concerned.';

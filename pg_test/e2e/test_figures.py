@@ -62,8 +62,8 @@ def speed():
     crowd = REFUSED + ", 64 clients"
     yield "{:.0f} times a plain one where 64 clients", measured("rates", crowd)[0] / measured("rates", crowd, "plain upsert")[0]
     yield "{:.2f} of two bare statements that write such rows; {:.1f} times etcd's", ratio("grants", NEW), ratio("peers", NEW, "etcd")
-    yield "revoke; {:.1f} times a row lock, a session and a holder in one transaction (over TCP)", ratio("peers", NEW, "row lock")
-    yield "{:.2f} of `SELECT 1`; {:.1f} times such a transaction", ratio("rates", HOLDER, "SELECT 1"), ratio("peers", HOLDER, "row lock")
+    yield "revoke; {:.1f} times lease tables by hand", ratio("peers", NEW, "row lock")
+    yield "{:.2f} of `SELECT 1`; {:.1f} times lease tables by hand", ratio("rates", HOLDER, "SELECT 1"), ratio("peers", HOLDER, "row lock")
     yield "{:.2f} of that transaction without it", ratio("fence", CHECK, "without")
     yield "in one statement too, does {:.2f}.", ratio("fence", CHECK, "SELECT .. FOR SHARE")
     yield "which is a round trip more, {:.2f}.", ratio("fence", CHECK, "in a statement of its own")
