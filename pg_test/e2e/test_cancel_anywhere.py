@@ -92,6 +92,7 @@ CALLS = {
     "session_sweep": lambda s: (),
     "session_wait": lambda s: (s.me.id, s.me.heartbeat().revision, "20 ms"),
     "session_wait_many": lambda s: ([s.me.id, s.rival.id], [s.me.heartbeat().revision, s.rival.heartbeat().revision], "20 ms"),
+    "session_watch": lambda s: (s.me.id, random.choice(["plain", None])),
     "stats": lambda s: (),
     "table_fence": lambda s: ("plain", "held"),
     "table_unfence": lambda s: ("fenced",),

@@ -53,6 +53,7 @@ def sessions(call):
     assert call("session_heartbeat", me)["alive"]
     assert call("session_wait", me, opened["revision"], "0 seconds")["alive"]
     assert [row["alive"] for row in call.rows("session_wait_many", f"{me}|{other}", "0|0", "0 seconds")] == [True, True]
+    assert call("session_watch", me, "totals")["alive"] and call("session_watch", me, NULL)["alive"]
     return me, other
 
 

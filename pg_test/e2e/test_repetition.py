@@ -12,7 +12,7 @@ pytestmark = once
 
 REQUEST = "00000000-0000-0000-0000-000000000001"
 # Repeated calls of these answer the same if nothing has happened in between.
-ASK = {"session_heartbeat", "session_wait", "session_wait_many", "session_sweep", "lease_renew", "lease_refence_all", "fence_check", "group_assignment", "cursor_position"}
+ASK = {"session_heartbeat", "session_wait", "session_wait_many", "session_watch", "session_sweep", "lease_renew", "lease_refence_all", "fence_check", "group_assignment", "cursor_position"}
 
 
 class Asker:

@@ -58,7 +58,7 @@ def keep_alive():
 
 
 VERBS = {
-    "session_open": ("consumer",), "session_heartbeat": ("{id}",), "session_wait": ("{id}", 0), "session_wait_many": (["00000000-0000-4000-8000-000000000000"], [0]), "session_drain": ("{id}",),
+    "session_open": ("consumer",), "session_heartbeat": ("{id}",), "session_wait": ("{id}", 0), "session_wait_many": (["00000000-0000-4000-8000-000000000000"], [0]), "session_watch": ("{id}", "pg_class"), "session_drain": ("{id}",),
     "session_detach": ("{id}",), "session_close": ("{id}",), "session_sweep": (), "notify_me": ("1 s",), "lease_acquire": ("r", "{id}"),
     "lease_acquire_many": (["r"], "{id}"), "lease_release_many": (["r"], "{id}"), "lease_renew": ("r", 1),
     "lease_release": ("r", 1), "lease_cancel": ("r", "{id}"), "lease_force_release": ("r", 1, "why"),

@@ -32,9 +32,9 @@ WHERE r.rolname LIKE 'regress\_%';
 SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
 
 SELECT grant_consumer('regress_consumer'), grant_consumer('regress_other'), grant_monitor('regress_monitor');
--- Bridges are in refusals.sql, group_release_many in group_release.sql, and session_wait_many in the end-to-end tests,
--- as this file also runs over former versions, which had none of them.
-SELECT what FROM may WHERE role = 'regress_consumer' AND what NOT LIKE 'bridge%' AND what NOT IN ('group_release_many()', 'session_wait_many()') EXCEPT SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
+-- Bridges are in refusals.sql, group_release_many in group_release.sql, session_wait_many and session_watch in the
+-- end-to-end tests, as this file also runs over former versions, which had none of them.
+SELECT what FROM may WHERE role = 'regress_consumer' AND what NOT LIKE 'bridge%' AND what NOT IN ('group_release_many()', 'session_wait_many()', 'session_watch()') EXCEPT SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
 SELECT what FROM may WHERE role = 'regress_monitor' AND what NOT LIKE 'bridge%' EXCEPT SELECT what FROM may WHERE role = 'regress_nobody' ORDER BY 1;
 
 -- A role without grants is refused everything, and every role is refused functions for administrators.

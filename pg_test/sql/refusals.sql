@@ -128,7 +128,7 @@ SELECT * FROM (VALUES ('%', 'session', :'s'), ('%', 'resource', 'r'), ('%', 'res
     ('%', 'queue', 'q'), ('item\_%', 'fence', :'claim'), ('%', 'ids', format('{%s}', :'item')), ('%', 'id', :'item'), ('item\_%', 'error', 'x'),
     ('%', 'key', 'k'), ('execution\_%', 'fence', :'run'), ('execution\_%', 'error', 'x'), ('%', 'revision', '0'), ('%', 'timeout', '0'), ('%', 'boot_id', '0'),
     ('%', 'ttl_ms', '1000'), ('%', 'why', 'theft'), ('%', 'max_items', '1'), ('%', 'retry_in', '0'), ('%', 'grace', '1 minute'), ('%', 'retry', 'true'),
-    ('%', 'retry_in_doubt', 'true'), ('%', 'result', '1'), ('lease\_acquire', 'queue', 'true')) AS v (function, argument, given);
+    ('%', 'retry_in_doubt', 'true'), ('%', 'outbox', 'pg_class'), ('%', 'result', '1'), ('lease\_acquire', 'queue', 'true')) AS v (function, argument, given);
 CREATE TEMP VIEW thefts AS
 SELECT f.function,
        string_agg(a.argument, ' ') FILTER (WHERE s.given IS NULL) AS undecided,

@@ -7,7 +7,7 @@ use crate::call::Given;
 use crate::lease::history;
 use crate::pg::oids::Role;
 use crate::pg::{catalog, role, spi};
-use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, INTERVALOID, TEXTOID, UUIDOID};
+use pgrx::pg_sys::{BOOLOID, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, INTERVALOID, REGCLASSOID, TEXTOID, UUIDOID};
 use pgrx::prelude::*;
 
 /// Runs those `GRANT .. TO role` statements whose objects exist. GRANT takes no parameters, so PostgreSQL quotes the
@@ -36,11 +36,13 @@ fn grant_consumer(role: Option<Role>) -> Result<()> {
     let consumer = include_str!("../../sql/query/privilege/consumer.sql");
     let many = include_str!("../../sql/query/privilege/release_many.sql");
     let names = include_str!("../../sql/query/privilege/consumer_names.sql");
+    let has_watch = catalog::has_function(c"session_watch", &[UUIDOID, REGCLASSOID]);
     let wait_many = include_str!("../../sql/query/privilege/wait_many.sql");
     let statements = [
         (true, consumer),
         (release_many, many),
         (catalog::has_wait_many(), wait_many),
+        (has_watch, include_str!("../../sql/query/privilege/session_watch.sql")),
         (catalog::has_objects_of_today(), names),
         (has_notify_me(), NOTIFY_ME),
         (has_lease_declare(), include_str!("../../sql/query/privilege/declare.sql")),

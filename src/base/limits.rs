@@ -44,6 +44,9 @@ pub const ROOM_PATIENCE: u64 = 3_000_000;
 pub const ROOM_PAUSE: u64 = 10_000;
 /// How often a waiter checks that its client is still there, in microseconds.
 pub const LOOK_AT_CLIENT_EVERY: u64 = 250_000;
+/// When a waiting call looks again whether news of an outbox is readable: at first, and at most, in microseconds.
+pub const NEWS_FIRST: u64 = 1_000;
+pub const NEWS_AGAIN: u64 = 50_000;
 /// Calls of session_wait that wait in a database by default: half of PgBouncer's default pool.
 pub const DEFAULT_WAITING: u32 = 10;
 /// The sessions that one call of session_wait_many waits for.

@@ -69,7 +69,7 @@ fn define_sessions() {
     int(
         c"eskit_lease.max_sessions",
         c"Sessions that may be alive at the same time in the whole server.",
-        c"Each takes about 240 bytes of shared memory. A session that has ended needs none, but for one TTL where it was opened before the server was restarted.",
+        c"Each takes about 260 bytes of shared memory. A session that has ended needs none, but for one TTL where it was opened before the server was restarted.",
         &MAX_SESSIONS,
         (16, 1_000_000),
         GucContext::Postmaster,
@@ -147,7 +147,7 @@ fn define_work() {
     int(
         c"eskit_lease.max_databases",
         c"Databases of this server that may use the extension at once.",
-        c"A database counts while it is in use: by sessions, waiting calls, or work to do. One that is not in use gives its entry up to one that needs it. Each takes about 700 bytes of shared memory.",
+        c"A database counts while it is in use: by sessions, waiting calls, or work to do. One that is not in use gives its entry up to one that needs it. Each takes about 1260 bytes of shared memory.",
         &MAX_DATABASES,
         (1, 10_000),
         GucContext::Postmaster,

@@ -10,6 +10,8 @@ use crate::base::{interval, limits};
 use crate::call::{Call, Given, enter};
 use crate::lease::acquire::{self, SESSIONS_FULL};
 use crate::lease::handover;
+use crate::pg::lock;
+use crate::pg::oids::Class;
 use crate::pg::text::Text;
 use crate::pg::{catalog, clock, random, row, transaction};
 use crate::seam;
@@ -106,7 +108,13 @@ struct Waiter {
 
 impl Waiter {
     fn of(shared: &'static Shared, session: Uuid, revision: i64) -> Result<Waiter> {
-        let touch = touch(shared, session)?;
+        let mut touch = touch(shared, session)?;
+        // Here, since not every call waits.
+        if let Some(at) = touch.at.filter(|at| touch.alive() && shared.takes_news(*at))
+            && let (Some(standing), Some(now)) = (&mut touch.standing, shared.look(at))
+        {
+            standing.revision = now.revision;
+        }
         let ttl = touch.at.map_or(0, |at| ttl(shared, at));
         Ok(Waiter { touch, ttl, revision: revision.max(0).cast_unsigned(), news: false })
     }
@@ -304,6 +312,24 @@ fn session_wait_many(
         (session, alive, trust_ms, expires_at, revision, reason, retry_ms)
     };
     Ok(row::TableIterator::of(sessions.into_iter().zip(waiters).map(row).collect()))
+}
+
+/// Lets the session be woken by news of a table (see [`crate::shmem::news`]); NULL ends that. A heartbeat.
+#[pg_extern(schema = "eskit_lease")]
+fn session_watch(session: Option<Uuid>, outbox: Option<Class>) -> Result<SessionState> {
+    let shared = enter()?;
+    let session = session.given("session")?;
+    let outbox = outbox.map(|Class(table)| table);
+    if let Some(outbox) = outbox {
+        lock::require_readable(outbox)?;
+    }
+    let touch = touch(shared, session)?;
+    let database = shared.database(touch.home)?;
+    count_late(shared, database, [&touch]);
+    if let Some(at) = touch.at.filter(|_| touch.alive()) {
+        shared.watch_table(database, at, outbox.map_or(0, |table| table.to_u32()));
+    }
+    Ok(SessionState::of(&touch, "alive"))
 }
 
 #[cfg(test)]

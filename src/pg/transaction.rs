@@ -83,6 +83,17 @@ pub fn oldest_open() -> TransactionId {
     unsafe { (*pg_sys::GetLatestSnapshot()).xmin }
 }
 
+/// The same, with its epoch.
+pub fn oldest_open_id() -> i64 {
+    widen(oldest_open().into_inner(), next_full_id().cast_unsigned()).cast_signed()
+}
+
+/// Returns the last id before `next` with these low bits. A snapshot has no id that is not yet given, nor one 2^32
+/// back.
+pub fn widen(xid: u32, next: u64) -> u64 {
+    next - u64::from((next as u32).wrapping_sub(xid))
+}
+
 /// Returns whether a transaction is older than another.
 pub fn precedes(xid: TransactionId, other: TransactionId) -> bool {
     // SAFETY: no preconditions

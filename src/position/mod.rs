@@ -88,6 +88,7 @@ pub fn next_position() -> Result<i64> {
     let count = Some(DRAWN.get()).filter(|drawn| drawn.0 == xid).map_or(0, |drawn| drawn.1);
     let position = position(xid + base(&call, xid), count).ok_or(Error::PositionsFull)?;
     DRAWN.set((xid, count + 1));
+    call.seam().drew(xid);
     Ok(position)
 }
 
@@ -202,7 +203,7 @@ fn set(call: &Call, sequence: &'static CStr, value: i64) {
 
 /// Returns the oldest open transaction. A transaction without an id will get a greater one.
 fn oldest() -> i64 {
-    widened(transaction::oldest_open())
+    transaction::oldest_open_id()
 }
 
 /// The values of the sequences.
@@ -249,17 +250,13 @@ impl Stored {
 
 /// Adds the epoch to a transaction id of a snapshot.
 fn widened(xid: pg_sys::TransactionId) -> i64 {
-    widen(xid.into_inner(), transaction::next_full_id().cast_unsigned()).cast_signed()
-}
-
-/// Returns the last id up to `next` with these low bits. No id of a snapshot is beyond `next`, nor 2^32 before it.
-fn widen(xid: u32, next: u64) -> u64 {
-    next - u64::from((next as u32).wrapping_sub(xid))
+    transaction::widen(xid.into_inner(), transaction::next_full_id().cast_unsigned()).cast_signed()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pg::transaction::widen;
     use proptest::prelude::*;
 
     #[test]

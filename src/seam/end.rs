@@ -174,6 +174,9 @@ impl Notes {
     /// Returns whether the worker must look.
     fn hand_over(&self, memory: &Memory) -> bool {
         self.list.iter().for_each(|note| note.what.effect().at_prepare(memory));
+        if self.list.iter().all(|note| matches!(note.what, What::News(_))) {
+            return false;
+        }
         let whom = if self.list.iter().any(|note| note.what.effect().may_feed()) { HUNGRY } else { NONE };
         let revised = self.each().map(|revision: &Revision| revision.session);
         let counts = (&self.tally.counted(), self.tally.free_since());

@@ -28,11 +28,12 @@
 //!
 //! What a transaction counts is no note: see [`tally`].
 //!
-//! Files, low to high: effect, items, resources, sessions, work, tally, notes, end, mod.
+//! Files, low to high: effect, items, news, resources, sessions, work, tally, notes, end, mod.
 
 mod effect;
 mod end;
 mod items;
+mod news;
 mod notes;
 mod resources;
 mod sessions;
@@ -49,6 +50,7 @@ use crate::shmem::hunger::Food;
 use crate::shmem::slots::SlotRef;
 use effect::Memory;
 use items::{AllPlaces, Due, EndedHeads, Items, Places};
+use news::News;
 use notes::{Kind, NOTES, Notes, What, near, next_epoch, now};
 use pgrx::Uuid;
 use resources::{Act, AtCommit, InVain, Later, Many, Pass, Resource};
@@ -218,6 +220,11 @@ impl Seam {
     /// transaction fails.
     pub fn first_ended_head(self) -> i64 {
         NOTES.with_borrow(|notes| notes.each().map(|heads: &EndedHeads| heads.first).min()).unwrap_or(i64::MAX)
+    }
+
+    /// Notes that this transaction, whose id is `xid`, has drawn positions.
+    pub fn drew(self, xid: i64) {
+        self.note_once(News { xid });
     }
 
     /// Notes that a row has ended, and is kept for a while if this transaction commits.

@@ -2,6 +2,7 @@
 
 use super::effect::{Effect, Memory};
 use super::items::{AllPlaces, Due, EndedHeads, Items, Places};
+use super::news::News;
 use super::resources::{AtCommit, InVain, Later, Many, Pass, Resource};
 use super::sessions::{Ended, Opened, Revision, TakenFrom};
 use super::tally::Tally;
@@ -65,7 +66,7 @@ macro_rules! kinds {
 
 kinds!(
     Resource, Later, InVain, Many, AtCommit, Pass, Opened, Ended, Revision, TakenFrom, Places, AllPlaces, Items, Due,
-    EndedHeads, Taken, Retained
+    EndedHeads, Taken, Retained, News
 );
 
 pub struct Note {

@@ -5,6 +5,7 @@ use super::counters::{Counter, Counters};
 use super::latch::{my_latch, set_latch};
 use super::pace::Pace;
 use super::waiting::Waiting;
+use super::watch::Hint;
 use crate::base::limits;
 use crate::pg::clock;
 use pgrx::pg_sys;
@@ -103,6 +104,8 @@ pub struct Database {
     pub position_high: AtomicI64,
     flags: AtomicU32,
     pub waiting: Waiting,
+    /// Whether sessions of the database may watch a table (see [`super::news`]).
+    pub(super) watched: Hint,
     /// How many living sessions had no slot at the last rescan of the database.
     pub without_slot: AtomicU32,
     pub worker: AtomicPtr<pg_sys::Latch>,

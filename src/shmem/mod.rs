@@ -28,9 +28,9 @@
 //! `parts` has the plain data that lies in shared memory, and [`Shared`] says where each part is. Each other file has
 //! one concept, and reaches its part by methods of [`Shared`]. `start` makes all parts.
 //!
-//! Files, low to high: word, counted, counters, pace, latch, beginning, waiting, ring, refusals, leftover, block, slot,
-//! parts, databases, told, shared, refused, standing, slots, surveyed, floors, spans, hunger, dirty, prepared, confirm,
-//! map, stand_in, attach, wait, room, entries, left, start, mod.
+//! Files, low to high: word, counted, counters, pace, latch, beginning, watch, waiting, ring, refusals, leftover,
+//! block, slot, parts, databases, told, shared, refused, standing, slots, surveyed, floors, spans, hunger, dirty,
+//! prepared, confirm, map, stand_in, attach, news, wait, room, entries, left, start, mod.
 
 pub mod attach;
 pub mod beginning;
@@ -47,6 +47,7 @@ mod latch;
 mod left;
 mod leftover;
 pub mod map;
+pub mod news;
 pub mod pace;
 mod parts;
 pub mod prepared;
@@ -68,6 +69,7 @@ pub mod surveyed;
 mod told;
 pub mod wait;
 mod waiting;
+mod watch;
 pub mod word;
 
 pub use latch::{my_latch, set_latch};

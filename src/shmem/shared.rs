@@ -9,6 +9,7 @@ use super::parts::{Concerned, Floor, Header, Hunger, MAP_PARTITIONS, Pending, Sp
 use super::refusals::Table as Refusals;
 use super::ring::Entry;
 use super::slot::Slot;
+use super::watch::{Hint, Watch};
 use crate::base::error::{Error, Result};
 use crate::base::limits;
 use crate::pg::{clock, version};
@@ -42,6 +43,9 @@ pub struct Shared {
     pub(super) attached: &'static [Counted],
     /// For each session, the latch of the process that waits for it and for others; null without one.
     pub(super) listeners: &'static [AtomicPtr<pg_sys::Latch>],
+    /// For each session, its watch; for each block of slots, whether it may have watches (see [`super::news`]).
+    pub(super) watches: &'static [Watch],
+    pub(super) watched: &'static [Hint],
     pub(super) surveyed: &'static Surveyed,
     pub(super) refusals: Refusals,
     pub(super) locks: *mut pg_sys::LWLockPadded,

@@ -147,7 +147,7 @@ impl Shared {
     }
 
     /// Wakes calls of session_wait for this session.
-    fn notice(&self, at: SlotRef) {
+    pub(super) fn notice(&self, at: SlotRef) {
         if at.is_stand_in() {
             return;
         }

@@ -8,6 +8,7 @@ use super::refusals::{self, REFUSALS, Table as Refusals};
 use super::ring::{self, Entry};
 use super::shared::{LOCKS, SHARED, Shared};
 use super::slot::Slot;
+use super::watch::{Hint, Watch};
 use super::{entries, left, map};
 use crate::base::settings;
 use crate::pg::{clock, server};
@@ -70,6 +71,8 @@ unsafe extern "C-unwind" fn request() {
             sessions * size_of::<Counted>(),
             sessions * size_of::<Counted>(),
             sessions * size_of::<AtomicPtr<pg_sys::Latch>>(),
+            sessions * size_of::<Watch>(),
+            blocks * size_of::<Hint>(),
             size_of::<Surveyed>(),
             REFUSALS * size_of::<refusals::Entry>(),
         ];
@@ -137,6 +140,8 @@ unsafe extern "C-unwind" fn startup() {
             unproven: std::slice::from_raw_parts(array(c"eskit_lease unproven", sessions), sessions),
             attached: std::slice::from_raw_parts(array(c"eskit_lease attached", sessions), sessions),
             listeners: std::slice::from_raw_parts(array(c"eskit_lease listeners", sessions), sessions),
+            watches: std::slice::from_raw_parts(array(c"eskit_lease watches", sessions), sessions),
+            watched: std::slice::from_raw_parts(array(c"eskit_lease watched", blocks), blocks),
             surveyed: &*array::<Surveyed>(c"eskit_lease surveyed", 1),
             refusals: Refusals(std::slice::from_raw_parts(array(c"eskit_lease refusals", REFUSALS), REFUSALS)),
             locks: pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr()),

@@ -5,6 +5,7 @@
 //! sleeps on its latch, which is noted for each of them.
 
 use super::databases::Database;
+use super::news::Again;
 use super::shared::Shared;
 use super::slot::SlotRef;
 use super::standing::Standing;
@@ -29,7 +30,9 @@ impl Shared {
         // SAFETY: the condition variable lives in shared memory; if an error is raised, AbortTransaction cancels the
         // sleep
         unsafe { pg_sys::ConditionVariablePrepareToSleep(condition) };
+        let mut again = Again::new();
         let answer = loop {
+            let next = self.look_for_news(at, &mut again).unwrap_or(u64::MAX);
             let standing = self.look(at);
             let Some(seen) = standing else { break standing };
             if !seen.alive() || seen.revision > revision || seen.now >= until {
@@ -42,7 +45,7 @@ impl Shared {
                 }
             }
             let span = until.min(seen.until).saturating_sub(clock::now());
-            pause(span);
+            pause(span.min(next));
             // The worker also wakes other sessions; this call does so in case there is no worker.
             self.feed_others(database, clock::now());
         };
@@ -56,9 +59,14 @@ impl Shared {
     /// When it gives the place back, the notes that this function makes are removed.
     pub fn wait_for_any(&self, database: &Database, waited: &[(SlotRef, u64)], until: u64, helps: bool) {
         waited.iter().for_each(|(at, _)| self.listens(*at, true));
+        let mut again = Again::new();
         loop {
             let mut next = until;
+            let mut look = u64::MAX;
             for (at, revision) in waited {
+                if let Some(span) = self.look_for_news(*at, &mut again) {
+                    look = look.min(span);
+                }
                 match self.look(*at).filter(Standing::alive) {
                     Some(seen) if seen.revision <= *revision => next = next.min(seen.until),
                     _ => return,
@@ -74,7 +82,7 @@ impl Shared {
                     return;
                 }
             }
-            pause(next.saturating_sub(now));
+            pause(next.saturating_sub(now).min(look));
             self.feed_others(database, clock::now());
         }
     }

@@ -1,0 +1,205 @@
+"""session_watch: session_wait answers when rows numbered by position_next can be read."""
+
+import time
+import uuid
+
+import psycopg
+import pytest
+from client import Session, call, rows
+from conftest import Server, make_anew, wait_until
+
+READ = "SELECT count(*) FROM news WHERE position > %s AND position < eskit_lease.position_horizon()"
+TABLES = "CREATE TABLE {} (position bigint PRIMARY KEY DEFAULT eskit_lease.position_next(), what text)"
+
+
+class Reader:
+    def __init__(self, conn):
+        self.conn, self.session = conn, Session(conn, "reader", ttl="600 s")
+        self.watch("news")
+        self.drain()
+
+    def watch(self, table):
+        answer = self.conn.execute("SELECT alive, revision FROM eskit_lease.session_watch(%s, %s)", (self.session.id, table)).fetchone()
+        assert answer[0]
+        self.revision = answer[1]
+
+    def wait(self, timeout="5 s"):
+        reason, self.revision = self.conn.execute("SELECT reason, revision FROM eskit_lease.session_wait(%s, %s, %s)", (self.session.id, self.revision, timeout)).fetchone()
+        return reason
+
+    def read(self):
+        return self.conn.execute(READ, (0,)).fetchone()[0]
+
+    def drain(self):
+        """A new watch begins with one news: what was written before it may not be readable yet."""
+        wait_until(lambda: self.wait("20 ms") != "changed")
+
+
+@pytest.fixture
+def reader(server, db, connect):
+    conn = connect(server)
+    conn.execute(TABLES.format("news"))
+    conn.execute(TABLES.format("other"))
+    return Reader(conn)
+
+
+def asleep(server, db):
+    sleeping = "SELECT FROM pg_stat_activity WHERE datname = %s AND query LIKE '%%session_wait%%' AND wait_event_type = 'Extension'"
+    wait_until(lambda: server.query(sleeping, db))
+
+
+def test_a_commit_wakes_the_reader_who_finds_the_row(server, db, connect, reader, background):
+    writer = connect(server)
+    late = []
+    for number in range(20):
+        told = background(lambda: (reader.wait("10 s"), time.monotonic()))
+        asleep(server, db)
+        began = time.monotonic()
+        writer.execute("INSERT INTO news (what) VALUES ('x')")
+        reason, at = told.result()
+        assert (reason, reader.read()) == ("changed", number + 1)
+        late.append(at - began)
+    assert sorted(late)[10] < 0.5, late
+
+
+def test_other_tables_rollbacks_and_rows_without_positions_wake_nobody(server, db, connect, reader):
+    writer = connect(server)
+    writer.execute("INSERT INTO other (what) VALUES ('x')")
+    with pytest.raises(psycopg.Error), writer.transaction():
+        writer.execute("INSERT INTO news (what) VALUES ('x')")
+        writer.execute("SELECT 1/0")
+    with writer.transaction():
+        writer.execute("SAVEPOINT s")
+        writer.execute("INSERT INTO news (what) VALUES ('x')")
+        writer.execute("ROLLBACK TO s")
+        writer.execute("INSERT INTO other (what) VALUES ('x')")
+    assert reader.wait("100 ms") == "timeout"
+    reader.watch(None)
+    writer.execute("INSERT INTO news (what) VALUES ('x')")
+    assert reader.wait("100 ms") == "timeout"
+
+
+def test_news_behind_an_older_transaction_come_with_its_end(server, db, connect, reader, background):
+    blocker, writer = connect(server), connect(server)
+    blocker.execute("BEGIN")
+    blocker.execute("SELECT pg_current_xact_id()")
+    writer.execute("INSERT INTO news (what) VALUES ('x')")
+    assert (reader.wait("200 ms"), reader.read()) == ("timeout", 0)
+    told = background(lambda: (reader.wait("10 s"), time.monotonic()))
+    asleep(server, db)
+    ended = time.monotonic()
+    blocker.execute("COMMIT")
+    reason, at = told.result()
+    assert (reason, reader.read()) == ("changed", 1)
+    assert at - ended < 5
+
+
+def test_news_from_before_the_watch_and_between_waits_are_not_missed(server, db, connect, reader):
+    blocker, writer = connect(server), connect(server)
+    reader.watch(None)
+    blocker.execute("BEGIN")
+    blocker.execute("SELECT pg_current_xact_id()")
+    writer.execute("INSERT INTO news (what) VALUES ('x')")
+    reader.watch("news")
+    assert (reader.read(), reader.wait("100 ms")) == (0, "timeout")
+    blocker.execute("COMMIT")
+    assert (reader.wait(), reader.read()) == ("changed", 1)
+    writer.execute("INSERT INTO news (what) VALUES ('x')")  # nobody waits
+    assert (reader.wait(), reader.read(), reader.wait("50 ms")) == ("changed", 2, "timeout")
+
+
+def test_a_thousand_commits_are_one_news_for_a_reader_who_is_away(server, db, connect, reader):
+    writer = connect(server)
+    before = reader.revision
+    for _ in range(1_000):
+        writer.execute("INSERT INTO news (what) VALUES ('x')")
+    assert (reader.wait(), reader.read(), reader.revision) == ("changed", 1_000, before + 1)
+    assert reader.wait("50 ms") == "timeout"
+
+
+def test_a_prepared_transaction_is_told_of_at_its_commit(server, db, connect, reader, background):
+    writer = connect(server)
+    gid = f"news-{uuid.uuid4()}"
+    writer.execute("BEGIN")
+    writer.execute("INSERT INTO news (what) VALUES ('x')")
+    writer.execute(f"PREPARE TRANSACTION '{gid}'")
+    assert (reader.wait("100 ms"), reader.read()) == ("timeout", 0)
+    told = background(reader.wait, "10 s")
+    asleep(server, db)
+    writer.execute(f"COMMIT PREPARED '{gid}'")
+    assert (told.result(), reader.read()) == ("changed", 1)
+
+
+def test_a_wait_without_a_timeout_finds_readable_news(server, db, connect, reader):
+    connect(server).execute("INSERT INTO news (what) VALUES ('x')")
+    wait_until(lambda: reader.wait("0") == "changed")
+    assert (reader.read(), reader.wait("0")) == (1, "timeout")
+
+
+def test_one_of_many_sessions_has_news(server, db, connect, reader):
+    writer, idle = connect(server), Session(reader.conn, "idle", ttl="600 s")
+    ids, revisions = [idle.id, reader.session.id], [idle.revision, reader.revision]
+    writer.execute("INSERT INTO news (what) VALUES ('x')")
+    told = rows(reader.conn, "session_wait_many", ids, revisions, "10 s")
+    assert ([row.reason for row in told], reader.read()) == (["alive", "changed"], 1)
+    revisions[1] = told[1].revision
+    assert {row.reason for row in rows(reader.conn, "session_wait_many", ids, revisions, "50 ms")} == {"timeout"}
+
+
+def test_a_take_over_does_not_inherit_the_watch(server, db, connect, reader):
+    writer = connect(server)
+    reader.session = Session(reader.conn, "reader", ttl="600 s", takeover=True)
+    reader.revision = reader.session.revision
+    writer.execute("INSERT INTO news (what) VALUES ('x')")
+    reader.drain()
+    writer.execute("INSERT INTO news (what) VALUES ('x')")
+    assert (reader.wait("100 ms"), reader.read()) == ("timeout", 2)
+    reader.watch("news")
+    writer.execute("INSERT INTO news (what) VALUES ('x')")
+    assert (reader.wait(), reader.read()) == ("changed", 3)
+
+
+def test_a_restart_ends_the_watch_and_not_the_session():
+    server = Server("e2e-news")
+    try:
+        with server.connect() as conn:
+            make_anew(conn)
+            conn.execute(TABLES.format("news"))
+            reader = Reader(conn)
+        server.restart()
+        with server.connect() as reader.conn, server.connect() as writer:
+            answer = call(reader.conn, "session_heartbeat", reader.session.id)
+            assert answer.alive
+            reader.revision = answer.revision
+            reader.drain()
+            writer.execute("INSERT INTO news (what) VALUES ('x')")
+            assert (reader.wait("100 ms"), reader.read()) == ("timeout", 1)
+            reader.watch("news")
+            assert reader.wait() == "changed"
+            writer.execute("INSERT INTO news (what) VALUES ('x')")
+            assert (reader.wait(), reader.read()) == ("changed", 2)
+    finally:
+        server.stop()
+
+
+def test_who_may_watch(server, db, connect, reader):
+    conn = reader.conn
+    assert call(conn, "session_watch", uuid.uuid4(), "news").reason == "unknown_session"
+    with pytest.raises(psycopg.errors.NullValueNotAllowed):
+        call(conn, "session_watch", None, "news")
+    for table, code in (("pg_authid", None), (4294967295, "42P01")):
+        answer = None
+        try:
+            conn.execute("SELECT eskit_lease.session_watch(%s, %s::regclass)", (reader.session.id, table))
+        except psycopg.Error as error:
+            answer = error.sqlstate
+        assert answer == code
+    conn.execute("DO $$BEGIN CREATE ROLE news_stranger; EXCEPTION WHEN duplicate_object THEN END$$")
+    call(conn, "grant_consumer", "news_stranger")
+    conn.execute("SET ROLE news_stranger")
+    mine = Session(conn, "stranger")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        conn.execute("SELECT eskit_lease.session_watch(%s, 'news')", (mine.id,))
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        conn.execute("SELECT eskit_lease.session_watch(%s, NULL)", (reader.session.id,))
+    conn.execute("RESET ROLE")
