@@ -114,7 +114,7 @@ impl Shared {
         slot.opened_by.store(opening.opened_by, Ordering::Relaxed);
         self.attached[index as usize].begin(count, 0);
         self.is_fed(index, count);
-        self.is_unwatching(index, count);
+        self.end_watch(index, count);
         self.unproven[index as usize].begin(count, opening.unproven);
         let key = Key { uuid: *session.as_bytes(), database: home.database, table: home.table };
         let mut found = false;

@@ -72,7 +72,7 @@ impl Shared {
     }
 
     /// Ends the watch of a slot: its new session has none.
-    pub(super) fn is_unwatching(&self, index: u32, count: u8) {
+    pub(super) fn end_watch(&self, index: u32, count: u8) {
         let watch = &self.watches[index as usize];
         watch.table.begin(count, 0);
         watch.news.begin(count, 0);
