@@ -90,7 +90,9 @@ def test_a_recipe_is_told_of_what_comes_after_its_question(server, db, tmp_path,
         before = revision()
         for block in blocks[asked + 1 : waits]:
             paste(*block)
-        wait_until(lambda: revision() > before)
+        # The wait itself finds the rows of a table that its session watches.
+        if "session_watch(" not in opened:
+            wait_until(lambda: revision() > before)
         paste(name, rest)
         assert paste(*blocks[waits]) > 0  # among the answers that are compared is that of the wait
     finally:
