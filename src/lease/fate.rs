@@ -12,7 +12,7 @@ use std::fmt::{Display, Formatter, Result};
 /// administrator has taken from a fence.
 const LOOKED_AT: usize = 64;
 
-/// The grant after a lost one.
+/// The last grant of a slot, if it is newer than the lost one.
 pub struct Newer {
     pub fence: i64,
     /// The consumer that has the lease under it; `None` if it was released, or the session of that consumer has ended.

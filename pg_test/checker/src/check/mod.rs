@@ -1,5 +1,6 @@
-//! The checks. Each check takes only a history. The head of its file says what it proves, and why that is sound. It
-//! returns the first contradiction, with the lines that prove it.
+//! The checks. A check knows nothing but the history of a run: it takes the [`Facts`] that follow from the history, and
+//! returns the first contradiction, with the lines that prove it. The head of each check's file says what the check
+//! proves, and why that is sound.
 //!
 //! Files, low to high: fault, facts, fabricate, permits, writes, set, trust, dead, linear, queue, left, mod.
 
