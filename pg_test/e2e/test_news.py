@@ -146,6 +146,16 @@ def test_one_of_many_sessions_has_news(server, db, connect, reader):
     assert {row.reason for row in rows(reader.conn, "session_wait_many", ids, revisions, "50 ms")} == {"timeout"}
 
 
+def test_a_watch_stays_after_a_rollback(server, connect, reader):
+    reader.watch(None)
+    reader.conn.execute("BEGIN")
+    reader.watch("news")
+    reader.conn.execute("ROLLBACK")
+    reader.drain()
+    connect(server).execute("INSERT INTO news (what) VALUES ('x')")
+    assert reader.wait() == "changed"
+
+
 def test_a_take_over_does_not_inherit_the_watch(server, db, connect, reader):
     writer = connect(server)
     reader.session = Session(reader.conn, "reader", ttl="600 s", takeover=True)
