@@ -1,4 +1,5 @@
-//! The statement that has called a verb: does its transaction end with the answer, or may it go on for long?
+//! The statement that has called a verb: whether its transaction ends with the answer or may go on for long, and
+//! whether it has an effect beside that of the verb.
 
 use super::transaction;
 use pgrx::PgList;
