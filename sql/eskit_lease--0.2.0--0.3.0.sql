@@ -622,7 +622,7 @@ SELECT CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE'
        s.private,
        s.opened_at,
        (SELECT count(*) FROM eskit_lease._leases AS l WHERE l.session = s.session) AS leases,
-       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.session = s.session) AS waiting_for,
+       (SELECT count(DISTINCT w.resource) FROM eskit_lease._waiters AS w WHERE w.session = s.session) AS waiting_for,
        s.address,
        s.application_name,
        s.login
@@ -672,7 +672,7 @@ SELECT l.resource,
        coalesce(l.released_at, clock_timestamp()) - l.granted_at AS held_for,
        t.trust_ms,
        t.expires_at,
-       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.resource = l.resource) AS waiters,
+       (SELECT count(DISTINCT w.session) FROM eskit_lease._waiters AS w WHERE w.resource = l.resource) AS waiters,
        s.address,
        CASE WHEN l.session IS NULL THEN l.released_at
             WHEN t.state = 'expired' THEN eskit_lease._ended_at(s.session, s.boot_id, s.ttl_ms) END AS ended_at
@@ -699,10 +699,72 @@ SELECT w.resource,
        s.address,
        s.application_name
 FROM pg_extension AS e
-CROSS JOIN eskit_lease._waiters AS w
+CROSS JOIN (
+    -- A session may have several places in a line (a take-over, a rollback); it is granted the lease once.
+    SELECT p.resource, p.session, min(p.place) AS place, min(p.queued_at) AS queued_at
+    FROM eskit_lease._waiters AS p
+    GROUP BY p.resource, p.session) AS w
 LEFT JOIN eskit_lease._sessions AS s ON s.session = w.session
 LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
 WHERE e.extname = 'eskit_lease';
+
+-- These count a session once in each line.
+CREATE OR REPLACE VIEW eskit_lease.semaphores AS
+SELECT d.resource AS name,
+       d.slots AS permits,
+       h.held,
+       (SELECT count(DISTINCT w.session) FROM eskit_lease._waiters AS w WHERE w.resource = d.resource) AS waiters,
+       d.owner
+FROM eskit_lease._declarations AS d
+CROSS JOIN LATERAL (
+    SELECT count(*) AS held
+    FROM eskit_lease._leases AS l
+    JOIN eskit_lease._sessions AS s ON s.session = l.session
+    CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
+    WHERE l.resource = d.resource AND t.state <> 'expired') AS h
+WHERE d.kind = 'semaphore';
+CREATE OR REPLACE VIEW eskit_lease.top AS
+SELECT c.resource,
+       coalesce(d.kind, 'lease') AS kind,
+       h.held,
+       coalesce(d.slots, 1) AS slots,
+       h.consumer,
+       h.held_for,
+       h.trust_ms,
+       c.waiters,
+       clock_timestamp() - c.waiting_since AS waiting_for,
+       clock_timestamp() - b.since AS open_for,
+       c.losses,
+       (SELECT sum(g.lag)::bigint FROM eskit_lease.group_lag AS g WHERE d.kind = 'group' AND g.group_name = c.resource) AS lag
+-- The rows are chosen before their sessions are looked up: that takes time, and there may be 100,000 leases.
+FROM (SELECT n.resource, sum(n.waiters)::bigint AS waiters, min(n.waiting_since) AS waiting_since, max(n.losses) AS losses, max(n.at) AS at
+      FROM (SELECT w.resource, count(DISTINCT w.session) AS waiters, min(w.queued_at) AS waiting_since, 0 AS losses, max(w.queued_at) AS at
+            FROM eskit_lease._waiters AS w
+            GROUP BY w.resource
+            UNION ALL
+            SELECT h.resource, 0, NULL, count(*), max(h.at)
+            FROM eskit_lease._history AS h
+            WHERE h.at > statement_timestamp() - interval '1 hour' AND h.event NOT IN ('granted', 'released')
+            GROUP BY h.resource, h.slot
+            UNION ALL
+            SELECT l.resource, 0, NULL, 0, l.granted_at
+            FROM eskit_lease._leases AS l
+            WHERE l.session IS NOT NULL) AS n
+      GROUP BY n.resource
+      ORDER BY 3, 4 DESC, 5 DESC, 1
+      LIMIT 40) AS c
+LEFT JOIN eskit_lease._declarations AS d ON d.resource = c.resource
+LEFT JOIN (SELECT b.resource, min(b.since) AS since FROM eskit_lease.blockers AS b GROUP BY b.resource) AS b ON b.resource = c.resource
+CROSS JOIN LATERAL (
+    SELECT count(*) AS held,
+           (array_agg(s.consumer ORDER BY l.granted_at, l.slot))[1] AS consumer,
+           clock_timestamp() - min(l.granted_at) AS held_for,
+           min(t.trust_ms) AS trust_ms
+    FROM eskit_lease._leases AS l
+    JOIN eskit_lease._sessions AS s ON s.session = l.session
+    CROSS JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t
+    WHERE l.resource = c.resource AND t.state <> 'expired') AS h
+ORDER BY c.waiting_since, c.losses DESC, c.at DESC, c.resource;
 
 COMMENT ON COLUMN eskit_lease.sessions.address IS 'Address of the client that opened it (a pooler''s, behind one); NULL for a Unix socket.';
 COMMENT ON COLUMN eskit_lease.sessions.application_name IS 'Its application_name then.';

@@ -14,7 +14,7 @@ SELECT CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE'
        s.private,
        s.opened_at,
        (SELECT count(*) FROM eskit_lease._leases AS l WHERE l.session = s.session) AS leases,
-       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.session = s.session) AS waiting_for,
+       (SELECT count(DISTINCT w.resource) FROM eskit_lease._waiters AS w WHERE w.session = s.session) AS waiting_for,
        s.address,
        s.application_name,
        s.login
@@ -54,7 +54,7 @@ SELECT l.resource,
        coalesce(l.released_at, clock_timestamp()) - l.granted_at AS held_for,
        t.trust_ms,
        t.expires_at,
-       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.resource = l.resource) AS waiters,
+       (SELECT count(DISTINCT w.session) FROM eskit_lease._waiters AS w WHERE w.resource = l.resource) AS waiters,
        s.address,
        CASE WHEN l.session IS NULL THEN l.released_at
             WHEN t.state = 'expired' THEN eskit_lease._ended_at(s.session, s.boot_id, s.ttl_ms) END AS ended_at
@@ -98,7 +98,11 @@ SELECT w.resource,
        s.address,
        s.application_name
 FROM pg_extension AS e
-CROSS JOIN eskit_lease._waiters AS w
+CROSS JOIN (
+    -- A session may have several places in a line (a take-over, a rollback); it is granted the lease once.
+    SELECT p.resource, p.session, min(p.place) AS place, min(p.queued_at) AS queued_at
+    FROM eskit_lease._waiters AS p
+    GROUP BY p.resource, p.session) AS w
 LEFT JOIN eskit_lease._sessions AS s ON s.session = w.session
 LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
 WHERE e.extname = 'eskit_lease';
@@ -130,7 +134,7 @@ CREATE VIEW eskit_lease.semaphores AS
 SELECT d.resource AS name,
        d.slots AS permits,
        h.held,
-       (SELECT count(*) FROM eskit_lease._waiters AS w WHERE w.resource = d.resource) AS waiters,
+       (SELECT count(DISTINCT w.session) FROM eskit_lease._waiters AS w WHERE w.resource = d.resource) AS waiters,
        d.owner
 FROM eskit_lease._declarations AS d
 CROSS JOIN LATERAL (

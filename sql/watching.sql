@@ -64,8 +64,9 @@ SELECT c.resource,
        (SELECT sum(g.lag)::bigint FROM eskit_lease.group_lag AS g WHERE d.kind = 'group' AND g.group_name = c.resource) AS lag
 -- The rows are chosen before their sessions are looked up: that takes time, and there may be 100,000 leases.
 FROM (SELECT n.resource, sum(n.waiters)::bigint AS waiters, min(n.waiting_since) AS waiting_since, max(n.losses) AS losses, max(n.at) AS at
-      FROM (SELECT w.resource, 1 AS waiters, w.queued_at AS waiting_since, 0 AS losses, w.queued_at AS at
+      FROM (SELECT w.resource, count(DISTINCT w.session) AS waiters, min(w.queued_at) AS waiting_since, 0 AS losses, max(w.queued_at) AS at
             FROM eskit_lease._waiters AS w
+            GROUP BY w.resource
             UNION ALL
             SELECT h.resource, 0, NULL, count(*), max(h.at)
             FROM eskit_lease._history AS h

@@ -9,7 +9,9 @@ CREATE FUNCTION pg_temp.has(wanted uuid) RETURNS text LANGUAGE sql AS $$
     FROM (SELECT resource, count(*) AS n FROM eskit_lease.leases WHERE session = wanted AND state = 'held' GROUP BY 1) AS l
 $$;
 CREATE FUNCTION pg_temp.waits_for(wanted uuid) RETURNS text LANGUAGE sql AS $$
-    SELECT string_agg(resource || ' ' || position, ', ' ORDER BY resource, position) FROM eskit_lease.waiters WHERE session = wanted
+    -- The views of former versions show each place of a session in a line.
+    SELECT string_agg(resource || ' ' || position, ', ' ORDER BY resource)
+    FROM (SELECT resource, min(position) AS position FROM eskit_lease.waiters WHERE session = wanted GROUP BY 1) AS w
 $$;
 
 -- Nothing to take over: a session like any other.
@@ -193,7 +195,7 @@ SELECT partitions AS "b's" FROM group_members WHERE group_name = 'many' AND cons
 SELECT session AS n FROM session_open('n', '1 hour', takeover => true) \gset
 SELECT reason FROM unnest(ARRAY[:'n1', :'n2', :'n3']::uuid[]) AS session, session_heartbeat(session);
 SELECT pg_temp.has(:'n'), pg_temp.waits_for(:'n');
-SELECT resource, position, consumer FROM waiters WHERE resource = 'busy' ORDER BY 2;
+SELECT resource, min(position) AS position, consumer FROM waiters WHERE resource = 'busy' GROUP BY 1, 3 ORDER BY 2;
 SELECT permits, held FROM semaphores WHERE name = 't';
 SELECT consumer, state FROM group_members WHERE group_name = 'many' ORDER BY 1;
 SELECT count(*) > 0 AS swept FROM session_sweep();
