@@ -142,18 +142,24 @@ def test_woken_when_a_claim_is_rolled_back_after_many_others(attacked, conn):
     assert claim(conn, session)[0] == [id]
 
 
-def test_added_while_the_group_is_drained(conn):
+@pytest.mark.parametrize("adds", ["", "adds another"])
+def test_added_while_the_group_is_drained(attacked, conn, adds):
     call(conn, "group_create", "g", 4)
     call(conn, "queue_create", "grouped", 20, "1 s", "none", "g")
     owner = Session(conn, "owner", ttl="60 s").join("g")
     held = wait_until(lambda: len(owner.assignment("g")) == 4 and owner.assignment("g"))
     assert not call(conn, "group_resize", "g", 2, True)
     ids = call(conn, "item_add_many", "grouped", [Jsonb("x")] * 8)
-    for partition in held:
-        assert call(conn, "group_release", "g", partition.partition, partition.fence)
-    # If the group were shrunk now, these items would be lost, as no member would own their partitions.
-    wait_until(lambda: len(owner.assignment("g")) == 4)
-    assert sorted(item.id for item in rows(conn, "item_claim", "grouped", owner.id, 10)) == ids
+    with attacked.connect() as other:
+        if adds:
+            # A transaction that stays open must not keep the partitions without an owner.
+            other.execute("BEGIN")
+            call(other, "item_add", "grouped", Jsonb("y"))
+        for partition in held:
+            assert call(conn, "group_release", "g", partition.partition, partition.fence)
+        # If the group were shrunk now, these items would be lost, as no member would own their partitions.
+        wait_until(lambda: len(owner.assignment("g")) == 4)
+        assert sorted(item.id for item in rows(conn, "item_claim", "grouped", owner.id, 10)) == ids
     conn.execute("SELECT eskit_lease.queue_drop('grouped', true)")
     assert owner.close()
     call(conn, "group_drop", "g")

@@ -12,8 +12,7 @@ pub trait Bound: Sync {
         Ok(())
     }
 
-    /// Returns whether a queue of the group has items. A queue does not count while another transaction is changing its
-    /// items.
+    /// Returns whether a queue of the group has items. An item does not count while another transaction is changing it.
     fn has_items(&self, _: &Call, _group: &str) -> bool {
         false
     }

@@ -10,11 +10,12 @@ use crate::lease::declaration::{self, Kind, Stands};
 use crate::pg::guard::{Guard, Mode};
 use crate::pg::role;
 use crate::pg::spi::{Statement, Value};
-use crate::pg::table::{Flight, Key, Locked, Sight, Table};
+use crate::pg::table::{Flight, Key, Locked, Sight, Table, Tuple};
 use crate::pg::text::{Text, role_name, role_of_name};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{INT4OID, Oid, TEXTOID};
 use pgrx::prelude::*;
+use std::ffi::CStr;
 
 static INSERT: Statement = Statement::writes(
     include_str!("../../sql/query/item/create_queue.sql"),
@@ -30,6 +31,9 @@ static DROP_ITEMS: [Statement; 3] = [
 ];
 static DROP_CLAIMS: Statement = Statement::writes(include_str!("../../sql/query/item/drop_claims.sql"), &[INT4OID]);
 static BOUND: Statement = Statement::reads(include_str!("../../sql/query/item/bound.sql"), &[TEXTOID]);
+
+/// The tables of items that are not dead, with their indexes by queue.
+const NOT_DEAD: [(&CStr, &CStr); 2] = [(ITEMS, c"_items_pkey"), (LATER, c"_later_pkey")];
 
 fn attempts_arg(attempts: i32) -> Result<i32> {
     if (1..=1_000_000).contains(&attempts) {
@@ -158,7 +162,7 @@ fn queue_drop(queue: Option<Text>, items: Option<bool>) -> Result<()> {
 /// Returns whether a queue has items that are not dead. Refuses while another transaction is changing one of them.
 fn any_item(queue: &Queue) -> Result<bool> {
     let mut found = false;
-    for (table, key) in [(ITEMS, c"_items_pkey"), (LATER, c"_later_pkey")] {
+    for (table, key) in NOT_DEAD {
         let table = Table::open(table, key);
         let in_flight = table.scan(Sight::Dirty, &[Key::Int(queue.number)], |_, flight| {
             found = true;
@@ -171,6 +175,14 @@ fn any_item(queue: &Queue) -> Result<bool> {
         }
     }
     Ok(found)
+}
+
+/// Returns whether a queue has items that are not dead and that no other transaction is changing.
+fn any_settled_item(queue: &Queue) -> bool {
+    NOT_DEAD.iter().any(|(table, key)| {
+        let settled = |_: &Tuple, flight| (flight == Flight::None).then_some(());
+        Table::open(table, key).scan(Sight::Dirty, &[Key::Int(queue.number)], settled).is_some()
+    })
 }
 
 /// Returns a queue that the caller owns, with its row locked.
@@ -236,7 +248,7 @@ impl Bound for Queues {
     }
 
     fn has_items(&self, call: &Call, group: &str) -> bool {
-        bound(call, group).iter().filter_map(|name| Queue::find(name)).any(|queue| any_item(&queue).unwrap_or(false))
+        bound(call, group).iter().filter_map(|name| Queue::find(name)).any(|queue| any_settled_item(&queue))
     }
 
     fn require_no_items(&self, call: &Call, group: &str) -> Result<()> {
