@@ -47,6 +47,8 @@ pub const LOOK_AT_CLIENT_EVERY: u64 = 250_000;
 /// When a waiting call looks again whether news of an outbox is readable: at first, and at most, in microseconds.
 pub const NEWS_FIRST: u64 = 1_000;
 pub const NEWS_AGAIN: u64 = 50_000;
+/// How long after news that is not the last one a session's next news is taken at the soonest, in microseconds.
+pub const NEWS_APART: u64 = 10_000;
 /// Calls of session_wait that wait in a database by default: half of PgBouncer's default pool.
 pub const DEFAULT_WAITING: u32 = 10;
 /// The sessions that one call of session_wait_many waits for.

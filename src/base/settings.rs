@@ -69,7 +69,7 @@ fn define_sessions() {
     int(
         c"eskit_lease.max_sessions",
         c"Sessions that may be alive at the same time in the whole server.",
-        c"Each takes about 260 bytes of shared memory. A session that has ended needs none, but for one TTL where it was opened before the server was restarted.",
+        c"Each takes about 280 bytes of shared memory. A session that has ended needs none, but for one TTL where it was opened before the server was restarted.",
         &MAX_SESSIONS,
         (16, 1_000_000),
         GucContext::Postmaster,

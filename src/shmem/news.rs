@@ -5,34 +5,38 @@
 //!
 //! **The writer.** A transaction that has drawn positions reads one word of its database after its commit. Unless that
 //! word says that sessions may watch, this is all. Otherwise it walks the blocks of slots that have watches. It tells
-//! the sessions whose tables it has locked as a write does, by its transaction id. A watch keeps the greatest id, so
-//! many commits are one news.
+//! the sessions whose tables it has locked as a write does, by its transaction id. A watch keeps the least and the
+//! greatest id, so many commits are one news.
 //!
 //! **The waiter.** Rows are readable once all older transactions have ended, at `position_horizon`. Such a transaction
-//! calls nothing of ours. So no writer raises the revision. The waiting call does: it compares the id of the news with
-//! the oldest open transaction, at each wake-up, and every few milliseconds while the news is not readable yet (at
-//! first after 1 ms, then twice as long each time, up to [`limits::NEWS_AGAIN`]). Once the news is readable, it takes
-//! the news away and raises the revision. While no session waits, no process looks; the next wait finds the news, also
-//! if its timeout is zero or it gets no place.
+//! calls nothing of ours. So no writer raises the revision. The waiting call does: it compares the least id with the
+//! oldest open transaction, at each wake-up, and every few milliseconds while no news is readable yet (at first after
+//! 1 ms, then twice as long each time, up to [`limits::NEWS_AGAIN`]). Once some news is readable, it takes that away
+//! and raises the revision. If the greatest id is not readable then, the oldest open transaction becomes the least id:
+//! transactions that overlap without end must not hold back the news of those that have ended. The next news is taken
+//! [`limits::NEWS_APART`] later. While no session waits, no process looks; the next wait finds the news, also if its
+//! timeout is zero or it gets no place.
 //!
 //! **No news is missed.** A client takes a revision, reads up to the horizon, and waits. A row that it did not read was
 //! committed later, or was above the horizon; in both cases its id is noted, and the wait answers once it is readable.
-//! A new watch begins with the last id that was given before it. So it also covers transactions that committed, or were
-//! prepared, before the watch, and are not readable yet. PREPARE notes the news of all watches of the database, since
-//! nothing of ours runs at COMMIT PREPARED. A standby has no watches. A client may wake in vain, and reads on.
+//! A new watch begins with the ids from the oldest open transaction to the last one that was given. So it also covers
+//! transactions that committed, or were prepared, before the watch, and are not readable yet. PREPARE notes the news of
+//! all watches of the database, since nothing of ours runs at COMMIT PREPARED. A standby has no watches. A client may
+//! wake in vain, and reads on.
 //!
 //! **Hints** say that a watch may exist: one for each database, one for each block of slots. A watch sets its oid, then
-//! the hints, then takes its first id. A writer commits, then reads the hints. Between both is a fence: so the writer
-//! sees the hint, or the watch begins with the writer's id. A writer that finds no living watch clears a hint, unless
-//! it has been set since the writer read it: each set makes another version.
+//! the hints, then takes its first ids. A writer commits, then reads the hints. Between both is a fence: so the writer
+//! sees the hint, or the watch begins when the writer has ended. A writer that finds no living watch clears a hint,
+//! unless it has been set since the writer read it: each set makes another version.
 
 use super::block;
 use super::databases::Database;
 use super::shared::Shared;
 use super::slot::SlotRef;
+use super::watch::Watch;
 use super::word::State;
 use crate::base::limits;
-use crate::pg::transaction;
+use crate::pg::{clock, transaction};
 use std::sync::atomic::{Ordering, fence};
 
 /// When a waiting call looks again whether news is readable.
@@ -43,7 +47,7 @@ impl Again {
         Again(limits::NEWS_FIRST)
     }
 
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         let span = self.0;
         self.0 = (span * 2).min(limits::NEWS_AGAIN);
         span
@@ -60,22 +64,20 @@ impl Shared {
             return;
         }
         if table == 0 {
-            watch.news.change(|| self.is_still(at), |_| Some(0));
+            watch.forget(|| self.is_still(at));
             return;
         }
         self.watched[at.index as usize / block::SLOTS].set();
         database.watched.set();
         fence(Ordering::SeqCst);
+        let first = transaction::oldest_open_id().cast_unsigned();
         let last = transaction::next_full_id().cast_unsigned() - 1;
-        // A writer may have told of a later id meanwhile.
-        watch.news.change(|| self.is_still(at), |news| (news < last).then_some(last));
+        watch.add(|| self.is_still(at), first.min(last), last);
     }
 
     /// Ends the watch of a slot: its new session has none.
     pub(super) fn end_watch(&self, index: u32, count: u8) {
-        let watch = &self.watches[index as usize];
-        watch.table.begin(count, 0);
-        watch.news.begin(count, 0);
+        self.watches[index as usize].begin(count);
     }
 
     /// Tells the sessions that watch a table which the transaction `xid` has written.
@@ -102,8 +104,8 @@ impl Shared {
                     last = (table, has_written(table));
                 }
                 let at = SlotRef { index: index as u32, session: slot.session() };
-                let newer = |news: u64| (news < xid.cast_unsigned()).then_some(xid.cast_unsigned());
-                if last.1 && watch.news.change(|| self.is_still(at), newer).is_some() {
+                let xid = xid.cast_unsigned();
+                if last.1 && watch.add(|| self.is_still(at), xid, xid) {
                     self.notice(at);
                 }
             }
@@ -116,21 +118,18 @@ impl Shared {
         }
     }
 
-    /// Raises the session's revision if it has readable news. If it has news that is not readable yet, returns in how
-    /// many microseconds to look again.
-    pub(super) fn look_for_news(&self, at: SlotRef, again: &mut Again) -> Option<u64> {
-        let has_news = || self.watches.get(at.index as usize).is_some_and(|watch| watch.news.get() > 0);
-        (!self.takes_news(at) && has_news()).then(|| again.next())
+    /// Raises the session's revision if it has readable news. Returns whether it has news that is not readable yet.
+    pub(super) fn look_for_news(&self, at: SlotRef) -> bool {
+        !self.takes_news(at) && self.watches.get(at.index as usize).is_some_and(Watch::has_news)
     }
 
     /// Raises the session's revision if it has readable news, and returns whether it did.
     pub fn takes_news(&self, at: SlotRef) -> bool {
         let Some(watch) = self.watches.get(at.index as usize) else { return false };
-        let news = watch.news.get();
-        if news == 0 || transaction::oldest_open_id().cast_unsigned() <= news {
-            return false;
-        }
-        let is_taken = watch.news.change(|| self.is_still(at), |now| (now == news).then_some(0)).is_some();
+        let is_taken = watch.has_news() && {
+            let open = transaction::oldest_open_id().cast_unsigned();
+            watch.take(|| self.is_still(at), open, clock::now())
+        };
         if is_taken {
             self.bump(at);
         }

@@ -32,7 +32,7 @@ impl Shared {
         unsafe { pg_sys::ConditionVariablePrepareToSleep(condition) };
         let mut again = Again::new();
         let answer = loop {
-            let next = self.look_for_news(at, &mut again).unwrap_or(u64::MAX);
+            let next = if self.look_for_news(at) { again.next() } else { u64::MAX };
             let standing = self.look(at);
             let Some(seen) = standing else { break standing };
             if !seen.alive() || seen.revision > revision || seen.now >= until {
@@ -62,11 +62,9 @@ impl Shared {
         let mut again = Again::new();
         loop {
             let mut next = until;
-            let mut look = u64::MAX;
+            let mut has_news = false;
             for (at, revision) in waited {
-                if let Some(span) = self.look_for_news(*at, &mut again) {
-                    look = look.min(span);
-                }
+                has_news |= self.look_for_news(*at);
                 match self.look(*at).filter(Standing::alive) {
                     Some(seen) if seen.revision <= *revision => next = next.min(seen.until),
                     _ => return,
@@ -82,7 +80,7 @@ impl Shared {
                     return;
                 }
             }
-            pause(next.saturating_sub(now).min(look));
+            pause(next.saturating_sub(now).min(if has_news { again.next() } else { u64::MAX }));
             self.feed_others(database, clock::now());
         }
     }

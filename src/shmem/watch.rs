@@ -1,14 +1,58 @@
 //! A watch, and the hint that one may exist; [`super::news`] has their protocol. Nothing here knows PostgreSQL.
 
 use super::counted::Counted;
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::base::limits;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The watch of a session. Zero: no table, no news.
 #[repr(C)]
 pub struct Watch {
     pub(super) table: Counted,
-    /// The greatest id, with its epoch, of a transaction that has news.
-    pub(super) news: Counted,
+    /// No transaction whose news is still to be taken has a lesser id. Ids are with their epochs.
+    first: Counted,
+    /// The greatest id of a transaction that had news.
+    last: Counted,
+    /// Until when no news is taken, so that a horizon that advances in small steps does not wake at each of them.
+    rests_until: AtomicU64,
+}
+
+impl Watch {
+    /// Ends the watch of the slot's former session.
+    pub(super) fn begin(&self, count: u8) {
+        [&self.table, &self.first, &self.last].iter().for_each(|number| _ = number.begin(count, 0));
+        self.rests_until.store(0, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_news(&self) -> bool {
+        self.first.get() > 0
+    }
+
+    pub(super) fn forget(&self, is_mine: impl Fn() -> bool) {
+        self.first.change(is_mine, |_| Some(0));
+    }
+
+    /// Notes that transactions from `first` to `last` may have news. Returns whether that was not known.
+    pub(super) fn add(&self, is_mine: impl Fn() -> bool, first: u64, last: u64) -> bool {
+        let is_later = self.last.change(&is_mine, |known| (known < last).then_some(last)).is_some();
+        // `take` empties `first` before it reads `last`: it sees this id there, or this sees `first` empty.
+        fence(Ordering::SeqCst);
+        self.first.change(is_mine, |known| (known == 0 || first < known).then_some(first)).is_some() || is_later
+    }
+
+    /// Takes the news of the transactions below `open`, the oldest one that is open. Returns whether there was some.
+    pub(super) fn take(&self, is_mine: impl Fn() -> bool, open: u64, now: u64) -> bool {
+        if now < self.rests_until.load(Ordering::Relaxed)
+            || self.first.change(&is_mine, |first| (first > 0 && first < open).then_some(0)).is_none()
+        {
+            return false;
+        }
+        fence(Ordering::SeqCst);
+        if self.last.get() >= open {
+            self.rests_until.store(now + limits::NEWS_APART, Ordering::Relaxed);
+            self.first.change(is_mine, |first| (first == 0 || open < first).then_some(open));
+        }
+        true
+    }
 }
 
 /// Whether a watch may exist: the low bit. The other bits are a version.
@@ -33,6 +77,28 @@ impl Hint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn later_news_does_not_hold_earlier_news_back() {
+        let watch = Watch {
+            table: Counted::default(),
+            first: Counted::default(),
+            last: Counted::default(),
+            rests_until: AtomicU64::new(0),
+        };
+        let take = |open, now| watch.take(|| true, open, now);
+        assert!(!take(9, 0));
+        assert!(watch.add(|| true, 7, 7) && watch.add(|| true, 5, 5) && watch.add(|| true, 30, 30));
+        assert!(!watch.add(|| true, 8, 8));
+        // The oldest open transaction is 5, then 6; what has news between 6 and 30 is not known.
+        assert_eq!([5, 6].map(|open| take(open, 0)), [false, true]);
+        assert_eq!([0, limits::NEWS_APART].map(|now| take(9, now)), [false, true]);
+        assert!(!take(9, u64::MAX) && watch.has_news());
+        assert!(take(31, u64::MAX) && !watch.has_news() && !take(99, u64::MAX));
+        watch.add(|| true, 40, 40);
+        watch.forget(|| true);
+        assert!(!take(99, u64::MAX));
+    }
 
     #[test]
     fn a_hint_that_was_set_since_is_not_cleared() {
