@@ -214,7 +214,9 @@ def test_who_may_watch(server, db, connect, reader):
     assert call(conn, "session_watch", uuid.uuid4(), "news").reason == "unknown_session"
     with pytest.raises(psycopg.errors.NullValueNotAllowed):
         call(conn, "session_watch", None, "news")
-    for table, code in (("pg_authid", None), (4294967295, "42P01")):
+    conn.execute("CREATE VIEW of_news AS SELECT * FROM news; CREATE TYPE no_table AS (position bigint)")
+    no_tables = ["of_news", "news_pkey", "no_table", "eskit_lease.fence_seq"]
+    for table, code in [("pg_authid", None), (4294967295, "42P01"), *[(name, "42809") for name in no_tables]]:
         answer = None
         try:
             conn.execute("SELECT eskit_lease.session_watch(%s, %s::regclass)", (reader.session.id, table))

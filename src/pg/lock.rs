@@ -1,7 +1,9 @@
 //! Users' tables: the locks that this transaction holds on them, and whether the caller may read them.
 
+use super::text;
 use crate::base::error::{Error, Result};
 use pgrx::pg_sys::{self, Oid};
+use std::ffi::CStr;
 
 const ROW_EXCLUSIVE: i32 = 3;
 const DEFAULT_METHOD: u8 = 1;
@@ -26,7 +28,7 @@ pub fn writes(table: u32) -> bool {
     }
 }
 
-/// Refuses a table that the caller may not read.
+/// Refuses what is no table, and a table that the caller may not read.
 pub fn require_readable(table: Oid) -> Result<()> {
     // SAFETY: reads the catalog through its caches; the name ends in NUL
     unsafe {
@@ -34,10 +36,13 @@ pub fn require_readable(table: Oid) -> Result<()> {
         if name.is_null() {
             return Err(Error::NoTable(table.to_u32()).into());
         }
+        let kind = pg_sys::get_rel_relkind(table);
         let answer = pg_sys::pg_class_aclcheck(table, pg_sys::GetUserId(), pg_sys::ACL_SELECT as pg_sys::AclMode);
         if answer != pg_sys::AclResult::ACLCHECK_OK {
-            let kind = pg_sys::get_relkind_objtype(pg_sys::get_rel_relkind(table));
-            pg_sys::aclcheck_error(answer, kind, name);
+            pg_sys::aclcheck_error(answer, pg_sys::get_relkind_objtype(kind), name);
+        }
+        if ![pg_sys::RELKIND_RELATION, pg_sys::RELKIND_PARTITIONED_TABLE].contains(&(kind as u8)) {
+            return Err(Error::Unwatchable(text::from_server(CStr::from_ptr(name).to_bytes())).into());
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! The floor made for PostgreSQL's C: SPI, tables read and written by row address, the catalog, lock tags, clocks, and
 //! values as they come from and go to SQL. It knows no lease and no session, and imports from [`crate::base`] alone.
 //!
-//! Files, low to high: clock, json, lock, lock_timeout, notify, random, savepoint, server, text, transaction, order,
+//! Files, low to high: clock, json, lock_timeout, notify, random, savepoint, server, text, lock, transaction, order,
 //! guard, user_lock, statement, role, types, oids, catalog, required, row, version, spi, table, statistics, mod.
 
 pub mod catalog;

@@ -13,6 +13,7 @@ pub enum TableError {
     Unbridgeable { table: String, why: String, hint: &'static str },
     ReadAsUtc { column: String },
     Unfenceable { table: String, why: &'static str },
+    Unwatchable(String),
     PartitionColumn { table: String, column: String, why: String },
 }
 
@@ -46,6 +47,11 @@ impl From<TableError> for ErrorReport {
             }
             Unfenceable { table, why } => {
                 report(Code::ERRCODE_WRONG_OBJECT_TYPE, format!("\"{table}\" cannot be fenced")).set_detail(why)
+            }
+            Unwatchable(relation) => {
+                report(Code::ERRCODE_WRONG_OBJECT_TYPE, format!("\"{relation}\" cannot be watched"))
+                    .set_detail("It is not a table.")
+                    .set_hint("Watch the table that the rows are inserted into.")
             }
             PartitionColumn { table, column, why } => report(
                 Code::ERRCODE_DATATYPE_MISMATCH,
