@@ -134,6 +134,24 @@ def test_a_thousand_commits_are_one_news_for_a_reader_who_is_away(server, db, co
     assert reader.revision < before + 10  # one, unless transactions of the server itself were open
 
 
+CHANGES = {
+    "attach": "INSERT INTO new_part VALUES (eskit_lease.position_next(), 2); ALTER TABLE parted ATTACH PARTITION new_part FOR VALUES IN (2)",
+    "add": "ALTER TABLE plain ADD position bigint DEFAULT eskit_lease.position_next()",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_that_ddl_brings_are_told_of(server, db, connect, reader, change):
+    conn = connect(server)
+    conn.execute("CREATE TABLE parted (position bigint, part int) PARTITION BY LIST (part); CREATE TABLE new_part (LIKE parted)")
+    conn.execute("CREATE TABLE plain AS SELECT 1 AS number")
+    reader.watch("parted" if change == "attach" else "plain")
+    reader.drain()
+    with conn.transaction():
+        conn.execute(CHANGES[change])
+    assert reader.wait() == "changed"
+
+
 def test_a_prepared_transaction_is_told_of_at_its_commit(server, db, connect, reader, background):
     writer = connect(server)
     gid = f"news-{uuid.uuid4()}"

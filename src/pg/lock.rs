@@ -6,9 +6,11 @@ use pgrx::pg_sys::{self, Oid};
 use std::ffi::CStr;
 
 const ROW_EXCLUSIVE: i32 = 3;
+const ACCESS_EXCLUSIVE: i32 = 8;
 const DEFAULT_METHOD: u8 = 1;
 
-/// Returns whether this transaction holds the lock that a write of rows takes on the table.
+/// Returns whether this transaction holds the lock that a write of rows takes on the table, or a greater one: ALTER
+/// TABLE brings rows, too, by a new partition or by a default.
 pub fn writes(table: u32) -> bool {
     let tag = pg_sys::LOCKTAG {
         // SAFETY: a plain read
@@ -20,12 +22,13 @@ pub fn writes(table: u32) -> bool {
         locktag_lockmethodid: DEFAULT_METHOD,
     };
     // SAFETY: looks into the hash table of this process's locks, and does not raise
-    unsafe {
+    let holds = |mode| unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16"))]
-        return pg_sys::LockHeldByMe(&tag, ROW_EXCLUSIVE);
+        return pg_sys::LockHeldByMe(&tag, mode);
         #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-        return pg_sys::LockHeldByMe(&tag, ROW_EXCLUSIVE, false);
-    }
+        return pg_sys::LockHeldByMe(&tag, mode, false);
+    };
+    (ROW_EXCLUSIVE..=ACCESS_EXCLUSIVE).any(holds)
 }
 
 /// Refuses what is no table, and a table that the caller may not read.
