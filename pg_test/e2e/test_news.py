@@ -152,6 +152,16 @@ def test_rows_that_ddl_brings_are_told_of(server, db, connect, reader, change):
     assert reader.wait() == "changed"
 
 
+def test_a_position_that_was_drawn_before_a_rollback_to_a_savepoint(server, db, connect, reader):
+    writer = connect(server)
+    with writer.transaction():
+        writer.execute("SAVEPOINT s")
+        position = writer.execute("SELECT eskit_lease.position_next()").fetchone()[0]
+        writer.execute("ROLLBACK TO s")
+        writer.execute("INSERT INTO news VALUES (%s, 'x')", (position,))
+    assert (reader.wait(), reader.read()) == ("changed", 1)
+
+
 def test_a_prepared_transaction_is_told_of_at_its_commit(server, db, connect, reader, background):
     writer = connect(server)
     gid = f"news-{uuid.uuid4()}"

@@ -222,9 +222,14 @@ impl Seam {
         NOTES.with_borrow(|notes| notes.each().map(|heads: &EndedHeads| heads.first).min()).unwrap_or(i64::MAX)
     }
 
-    /// Notes that this transaction, whose id is `xid`, has drawn positions.
+    /// Notes that this transaction, whose id is `xid`, has drawn positions. A rollback to a savepoint does not undo
+    /// that: the client may insert a row with the position later.
     pub fn drew(self, xid: i64) {
-        self.note_once(News { xid });
+        let is_noted = |notes: &Notes| notes.list.first().is_some_and(|first| News::of(&first.what).is_some());
+        if !NOTES.with_borrow(is_noted) {
+            self.note(News { xid });
+            NOTES.with_borrow_mut(Notes::keep_last);
+        }
     }
 
     /// Notes that a row has ended, and is kept for a while if this transaction commits.

@@ -19,8 +19,4 @@ impl Effect for News {
     fn at_prepare(&self, memory: &Memory) {
         memory.shared.tell_news(memory.database, self.xid, |_| true);
     }
-
-    fn absorb(&mut self, _: &Self) -> bool {
-        true
-    }
 }

@@ -15,6 +15,9 @@ use std::cell::{Cell, RefCell};
 /// How many of the last notes are compared with a new one, to merge the two.
 const NEAR: usize = 16;
 
+/// The id of a transaction among those of its subtransactions.
+const TOP: SubTransactionId = 1;
+
 /// A kind of note.
 pub trait Kind: Effect + 'static {
     fn of(what: &What) -> Option<&Self>;
@@ -170,6 +173,14 @@ impl Notes {
             _ => (),
         }
         self.list.push(Note { subtransaction: self.newest, what });
+    }
+
+    /// Makes the last note the first one, and a note of the transaction itself: so it stays after a rollback to a
+    /// savepoint.
+    pub fn keep_last(&mut self) {
+        if let Some(last) = self.list.pop() {
+            self.list.insert(0, Note { subtransaction: TOP, ..last });
+        }
     }
 
     /// Returns whether this subtransaction has noted claims or free items in more lanes than are listed.
