@@ -114,6 +114,19 @@ def test_a_prepared_transaction_counts_when_it_is_committed(server, conn, connec
         server.set(eskit_lease__worker=None)
 
 
+def test_a_prepared_transaction_that_only_counts(conn, connect):
+    """It has nothing else to tell at its end, or nothing but the position that it has drawn."""
+    session, other, before = Session(conn, "c", ttl="60 s"), connect(), counted(conn)
+    for drawn in (False, True):
+        conn.execute("BEGIN")
+        call(conn, "execution_begin", f"key {drawn}", session.id)
+        if drawn:
+            conn.execute("SELECT eskit_lease.position_next()")
+        conn.execute(f"PREPARE TRANSACTION 'only counts {drawn}'")
+        other.execute(f"COMMIT PREPARED 'only counts {drawn}'")
+    assert grown(conn, before) == {"executions_begun": 2}
+
+
 def test_what_many_transactions_count_at_once(conn, connect):
     """Prepared transactions are committed while other connections look at the counters: each counts once."""
     before, others = counted(conn), [connect() for _ in range(4)]

@@ -174,7 +174,7 @@ impl Notes {
     /// Returns whether the worker must look.
     fn hand_over(&self, memory: &Memory) -> bool {
         self.list.iter().for_each(|note| note.what.effect().at_prepare(memory));
-        if self.list.iter().all(|note| matches!(note.what, What::News(_))) {
+        if self.tally.is_empty() && self.list.iter().all(|note| matches!(note.what, What::News(_))) {
             return false;
         }
         let whom = if self.list.iter().any(|note| note.what.effect().may_feed()) { HUNGRY } else { NONE };

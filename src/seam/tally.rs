@@ -24,6 +24,10 @@ impl Tally {
         Tally(Vec::new())
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn of(&mut self, now: SubTransactionId) -> &mut Part {
         if self.0.last().is_none_or(|part| part.subtransaction != now) {
             self.0.push(Part {
@@ -95,7 +99,7 @@ impl Tally {
 
     /// Adds what the transaction counts to the counters. The transaction has committed.
     pub fn commit(&self, database: &Database) {
-        if self.0.is_empty() {
+        if self.is_empty() {
             return;
         }
         database.counters.add_committed(&self.counted());
