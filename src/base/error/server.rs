@@ -65,9 +65,9 @@ impl From<ServerError> for ErrorReport {
                 format!("cannot execute {verb} in a read-only transaction"),
             )
             .set_hint(
-                "Only session_heartbeat, session_wait, session_detach, notify_me, lease_renew, fence_check, \
-                 group_assignment, cursor_position, position_horizon and, where they change nothing, lease_acquire and \
-                 lease_acquire_many work in a read-only transaction.",
+                "Only session_heartbeat, session_wait, session_watch, session_detach, notify_me, lease_renew, \
+                 fence_check, group_assignment, cursor_position, position_horizon and, where they change nothing, \
+                 lease_acquire and lease_acquire_many work in a read-only transaction.",
             ),
             DatabasesFull => report(Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED, "too many databases with sessions")
                 .set_detail(format!("eskit_lease.max_databases is {}.", settings::MAX_DATABASES.get()))
