@@ -263,6 +263,30 @@ def test_objects_that_are_missing(server, connect, former):
     assert session.heartbeat().alive
 
 
+def test_declared_names_before_the_update(connect, former):
+    """Objects of before cannot say which names are declared: no session gets another name, and the hint says what to do.
+    What sessions have, wait for or declared by a semaphore goes on."""
+    conn = connect(dbname=former)
+    holder, waiter = Session(conn, "holder", ttl="60 s"), Session(conn, "waiter", ttl="60 s")
+    fence = holder.take("r")
+    waiter.queue("r")
+    call(conn, "semaphore_create", "s", 1)
+    conn.execute("SET eskit_lease.declared_names = on")
+    for function, *args in [("lease_acquire", "other", holder.id), ("lease_acquire", "other", holder.id, True), ("lock_acquire", "other", "me", "60 s")]:
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as raised:
+            call(conn, function, *args)
+        assert raised.value.diag.message_detail == "There is no relation _lease_names.", function
+        assert raised.value.diag.message_hint.startswith("Run ALTER EXTENSION eskit_lease UPDATE."), function
+    assert [holder.acquire("r").reason, holder.acquire("s").reason, waiter.acquire("r", queue=True).granted] == ["already_held", "granted", False]
+    assert call(conn, "lease_renew", "r", fence).held and call(conn, "lease_release", "r", fence)
+    assert waiter.acquire("r").reason == "already_held"
+    conn.execute(UPDATE)
+    with pytest.raises(psycopg.errors.UndefinedObject):
+        call(conn, "lease_acquire", "other", holder.id)
+    call(conn, "lease_declare", "other")
+    assert holder.acquire("other").granted
+
+
 class Worker(Stubborn):
     """Waits in line, works under its fence in a transaction, and releases, again and again."""
 
