@@ -392,6 +392,16 @@ def ends_told(server, db):
     return count("expired"), count("taken over"), len([line for line in lines if re.search("expired|taken over", line)])
 
 
+def test_the_log_tells_of_all_ends_without_a_worker(server, db, no_worker, connect):
+    """The first end has a line at once. The others follow though no pass comes any more, as in a database that has had
+    its turn while others wait."""
+    conn = connect()
+    for _ in range(20):
+        Session(conn, "again", ttl="60 s", takeover=True)
+    wait_until(lambda: ends_told(server, db)[:2] == (0, 19))
+    assert ends_told(server, db)[2] <= 10
+
+
 def test_the_log_tells_of_ends(server, db, connect):
     """In a storm the log gets few lines, each with a count of ends; with the level off it gets none."""
     conn = connect()

@@ -4,7 +4,7 @@
 //! A pass logs each expired session when it first finds the session dead, that is, before the session's leases can be
 //! handed over. A take-over is logged just before its commit; one that is prepared is not logged. All processes of a
 //! database share one clock for the lines: a second passes between two of them, and each counts all ends since the line
-//! before. A worker logs the remaining ends before it leaves.
+//! before. The launcher logs the remaining ends, as no further pass may come.
 
 use crate::base::error::Result;
 use crate::base::settings::{LOG_ENDS, LogEnds};
@@ -15,6 +15,7 @@ use crate::shmem::Shared;
 use crate::shmem::databases::Database;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, PgSqlErrorCode, Uuid};
+use std::sync::atomic::Ordering;
 
 const EXPIRED: usize = 0;
 const TAKEN_OVER: usize = 1;
@@ -39,7 +40,7 @@ pub fn expired(call: &Call, dead: &[Uuid]) {
     let rows = session::rows(&new);
     let Some(last) = rows.last() else { return };
     call.database.count_ends(EXPIRED, u32::try_from(rows.len()).unwrap_or(u32::MAX));
-    tell(call.database, Some((EXPIRED, &last.consumer)));
+    tell(call.database, EXPIRED, &last.consumer);
 }
 
 /// Logs, at the commit of this transaction, that a consumer's session is taken over.
@@ -52,13 +53,37 @@ pub fn taken_over(call: &Call, consumer: &str) {
 fn tell_of_takeover(shared: &'static Shared, consumer: &str) -> Result<()> {
     let database = shared.database(catalog::home())?;
     database.count_ends(TAKEN_OVER, 1);
-    tell(database, Some((TAKEN_OVER, consumer)));
+    tell(database, TAKEN_OVER, consumer);
     Ok(())
 }
 
-/// Logs all ends that have no line yet, if it is time. `last`: the kind and the consumer of the last end. The caller is
+/// Logs all ends that have no line yet, if it is time. `kind` and `consumer` are those of the last end. The caller is
 /// in a transaction.
-pub fn tell(database: &Database, last: Option<(usize, &str)>) {
+fn tell(database: &Database, kind: usize, consumer: &str) {
+    let how = if kind == EXPIRED { "expired" } else { "taken over" };
+    write(database, catalog::database_name, &format!(", last that of consumer \"{consumer}\" ({how})"));
+}
+
+/// Logs the ends that have no line yet in all databases, if it is time. `name` tells the name of a database. Returns
+/// when more are due.
+pub fn remaining(shared: &Shared, now: u64, name: impl Fn(u32) -> Option<String>) -> Option<u64> {
+    let due = |database: &Database| Some((database.ends_due()?, database.oid.load(Ordering::Acquire)));
+    let mut next = None;
+    for database in shared.databases {
+        match due(database) {
+            Some((at, oid)) if at <= now => {
+                if let Some(name) = name(oid) {
+                    write(database, || name, "");
+                }
+            }
+            Some((at, _)) => next = Some(next.map_or(at, |next: u64| next.min(at))),
+            None => (),
+        }
+    }
+    next
+}
+
+fn write(database: &Database, name: impl FnOnce() -> String, last: &str) {
     let (Some(level), ends) = (level(), database.ends_to_tell(clock::now())) else { return };
     if ends == [0; 2] {
         return;
@@ -69,10 +94,6 @@ pub fn tell(database: &Database, last: Option<(usize, &str)>) {
         count => Some(format!("{count} sessions {what}")),
     };
     let told: Vec<String> = [of(EXPIRED, "expired"), of(TAKEN_OVER, "taken over")].into_iter().flatten().collect();
-    let who = last.map_or(String::new(), |(kind, consumer)| {
-        let how = if kind == EXPIRED { "expired" } else { "taken over" };
-        format!(", last that of consumer \"{consumer}\" ({how})")
-    });
-    let message = format!("eskit_lease: {} in database \"{}\"{who}", told.join(" and "), catalog::database_name());
-    ErrorReport::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message, "tell").report(level);
+    let message = format!("eskit_lease: {} in database \"{}\"{last}", told.join(" and "), name());
+    ErrorReport::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message, "write").report(level);
 }

@@ -18,8 +18,15 @@ impl Database {
         self.ends[kind].fetch_add(count, Ordering::Relaxed);
     }
 
-    pub fn has_ends_to_tell(&self) -> bool {
+    fn has_ends_to_tell(&self) -> bool {
         self.ends.iter().any(|ends| ends.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Returns when the log may tell of the ended sessions that were counted after its last line; `None` if there are
+    /// none. The first line of all is left to the process that counts.
+    pub fn ends_due(&self) -> Option<u64> {
+        let told = self.ends_told.load(Ordering::Relaxed);
+        (told != 0 && self.has_ends_to_tell()).then(|| told + limits::TELL_OF_ENDS_EVERY)
     }
 
     /// Returns how many ended sessions of each kind the log must tell of now; none if it has told of some just before.

@@ -7,10 +7,10 @@ use crate::base::error::Result;
 use crate::base::{limits, settings};
 use crate::bridge::tend;
 use crate::call::Call;
+use crate::ending::notify;
 use crate::ending::retention::{self, Progress};
 use crate::ending::sweep::waited::Looked;
 use crate::ending::sweep::{self, Pass};
-use crate::ending::{log, notify};
 use crate::pg::{catalog, clock, savepoint};
 use crate::seam;
 use crate::shmem::databases::Database;
@@ -129,12 +129,6 @@ fn serve(shared: &'static Shared, database: &'static Database) {
 
 /// Leaves, unless something is due soon. Returns whether this worker stays.
 fn look_once_more(shared: &Shared, database: &Database, oid: u32) -> bool {
-    if database.has_ends_to_tell() {
-        transaction(|| {
-            log::tell(database, None);
-            Ok(())
-        });
-    }
     // A post from now on wakes the launcher. This last look sees all earlier posts.
     leave(database, true);
     let now = clock::now();

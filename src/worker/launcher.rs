@@ -6,6 +6,7 @@ use super::warn::{self, TtlLimits};
 use super::witness::Witness;
 use super::{Due, each_post_due, each_session_due, handle_signals, library, sleep, start, without_timeouts};
 use crate::base::{limits, settings};
+use crate::ending::log;
 use crate::pg::{clock, transaction};
 use crate::shmem::databases::{Database, PREPARED_ENDED, RESCAN, REVISE};
 use crate::shmem::prepared::{ALL, HUNGRY};
@@ -67,6 +68,8 @@ pub extern "C-unwind" fn eskit_lease_launcher_main(_argument: pg_sys::Datum) {
             shared.header.unserved.store(0, Ordering::Relaxed);
             now + limits::LAUNCHER_TICK
         };
+        let name = |oid| databases().into_iter().find(|(known, ..)| *known == oid).map(|(.., name)| name);
+        let wake_at = wake_at.min(log::remaining(shared, now, name).unwrap_or(u64::MAX));
         let wake_at = wake_at.min(confirmer.turn(shared, now));
         shared.header.launcher_wakes.store(wake_at, Ordering::Release);
         let asleep = clock::now();
