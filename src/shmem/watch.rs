@@ -31,12 +31,13 @@ impl Watch {
         self.first.change(is_mine, |_| Some(0));
     }
 
-    /// Notes that transactions from `first` to `last` may have news. Returns whether that was not known.
+    /// Notes that transactions from `first` to `last` may have news. Returns whether a process that waits must look:
+    /// not while earlier news is not readable, since then it looks now and then.
     pub(super) fn add(&self, is_mine: impl Fn() -> bool, first: u64, last: u64) -> bool {
-        let is_later = self.last.change(&is_mine, |known| (known < last).then_some(last)).is_some();
+        self.last.change(&is_mine, |known| (known < last).then_some(last));
         // `take` empties `first` before it reads `last`: it sees this id there, or this sees `first` empty.
         fence(Ordering::SeqCst);
-        self.first.change(is_mine, |known| (known == 0 || first < known).then_some(first)).is_some() || is_later
+        self.first.change(is_mine, |known| (known == 0 || first <= known).then_some(first)).is_some()
     }
 
     /// Takes the news of the transactions below `open`, the oldest one that is open. Returns whether there was some.
@@ -88,8 +89,7 @@ mod tests {
         };
         let take = |open, now| watch.take(|| true, open, now);
         assert!(!take(9, 0));
-        assert!(watch.add(|| true, 7, 7) && watch.add(|| true, 5, 5) && watch.add(|| true, 30, 30));
-        assert!(!watch.add(|| true, 8, 8));
+        assert_eq!([7, 5, 30, 5, 8].map(|xid| watch.add(|| true, xid, xid)), [true, true, false, true, false]);
         // The oldest open transaction is 5, then 6; what has news between 6 and 30 is not known.
         assert_eq!([5, 6].map(|open| take(open, 0)), [false, true]);
         assert_eq!([0, limits::NEWS_APART].map(|now| take(9, now)), [false, true]);
