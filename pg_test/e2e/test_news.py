@@ -27,6 +27,11 @@ class Reader:
         reason, self.revision = self.conn.execute("SELECT reason, revision FROM eskit_lease.session_wait(%s, %s, %s)", (self.session.id, self.revision, timeout)).fetchone()
         return reason
 
+    def wait_among_many(self):
+        (told,) = rows(self.conn, "session_wait_many", [self.session.id], [self.revision], "5 s")
+        self.revision = told.revision
+        return told.reason
+
     def read(self):
         return self.conn.execute(READ, (0,)).fetchone()[0]
 
@@ -179,6 +184,20 @@ def test_a_wait_without_a_timeout_finds_readable_news(server, db, connect, reade
     connect(server).execute("INSERT INTO news (what) VALUES ('x')")
     wait_until(lambda: reader.wait("0") == "changed")
     assert (reader.read(), reader.wait("0")) == (1, "timeout")
+
+
+def test_a_wait_that_gets_no_place_finds_readable_news(server, db, connect, reader):
+    writer = connect(server)
+    server.set(eskit_lease__max_waiting=0)
+    try:
+        wait_until(lambda: reader.conn.execute("SHOW eskit_lease.max_waiting").fetchone() == ("0",))
+        assert reader.wait() == "wait_limit"
+        for number, wait in enumerate((reader.wait, reader.wait_among_many), 1):
+            writer.execute("INSERT INTO news (what) VALUES ('x')")
+            wait_until(lambda wait=wait: wait() == "changed")
+            assert (reader.read(), wait()) == (number, "wait_limit")
+    finally:
+        server.set(eskit_lease__max_waiting=None)
 
 
 def test_one_of_many_sessions_has_news(server, db, connect, reader):
