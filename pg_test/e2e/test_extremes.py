@@ -304,3 +304,23 @@ def test_an_extension_that_goes_in_the_middle_of_a_statement(server, db, connect
     gate.execute("SELECT pg_advisory_unlock(1)")
     error = waiting.exception()
     assert error is None or error.sqlstate in ("42704", "42P01", "42883"), error
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name", "shown"),
+    [("UTF8", "注文", "注文"), ("SQL_ASCII", "注文", "注文"), ("EUC_JP", "注文", r"\u6ce8\u6587"), ("LATIN1", "für", r"f\u00fcr")],
+)
+def test_an_error_shows_names_in_any_encoding(server, encoding, name, shown):
+    """PostgreSQL takes the text of an error for one in the encoding of the database."""
+    server.query(f"CREATE DATABASE shown TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'")
+    try:
+        with server.connect("shown", client_encoding="UTF8") as conn:
+            conn.execute("CREATE EXTENSION eskit_lease")
+            session = Session(conn, "c")
+            conn.execute("SET eskit_lease.declared_names = on")
+            with pytest.raises(psycopg.Error) as error:
+                conn.execute("SELECT eskit_lease.lease_acquire(%s, %s)", (name, session.id))
+            assert error.value.sqlstate == "42704"
+            assert f'"{shown}"' in error.value.diag.message_primary and f'"{shown}"' in error.value.diag.message_detail
+    finally:
+        server.query("DROP DATABASE shown WITH (FORCE)")

@@ -1,8 +1,7 @@
 //! Refusals of an argument that is wrong in any state.
 
-use super::report::{count, invalid, report};
+use super::report::{Report, count, invalid, raised, report};
 use crate::base::{interval, limits};
-use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -18,8 +17,10 @@ pub enum ArgumentError {
     Revisions { sessions: usize, revisions: usize },
 }
 
-impl From<ArgumentError> for ErrorReport {
-    fn from(error: ArgumentError) -> ErrorReport {
+raised!(ArgumentError);
+
+impl From<ArgumentError> for Report {
+    fn from(error: ArgumentError) -> Report {
         use ArgumentError::*;
         match error {
             Null(what) => report(Code::ERRCODE_NULL_VALUE_NOT_ALLOWED, format!("{what} must not be null")),
@@ -49,7 +50,7 @@ impl From<ArgumentError> for ErrorReport {
     }
 }
 
-fn out_of_range(what: &str, given_ms: i128, min_ms: i64, max_ms: i64) -> ErrorReport {
+fn out_of_range(what: &str, given_ms: i128, min_ms: i64, max_ms: i64) -> Report {
     let [given, min, max] = [given_ms, min_ms.into(), max_ms.into()].map(interval::told);
     let report = invalid(format!("{what} is out of range")).set_detail(limits(given, min, max));
     match what {

@@ -1,8 +1,7 @@
 //! Refusals of a bridge, or because of what is on its other side.
 
-use super::report::{busy, full, report};
+use super::report::{Report, busy, full, raised, report};
 use crate::base::limits;
-use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -12,8 +11,10 @@ pub enum BridgeError {
     BridgesFull,
 }
 
-impl From<BridgeError> for ErrorReport {
-    fn from(error: BridgeError) -> ErrorReport {
+raised!(BridgeError);
+
+impl From<BridgeError> for Report {
+    fn from(error: BridgeError) -> Report {
         use BridgeError::*;
         match error {
             BridgeClosed { resource, to, why, hint } => {

@@ -1,7 +1,6 @@
 //! Refusals of the cursor of a partition.
 
-use super::report::{full, invalid, report};
-use pgrx::pg_sys::panic::ErrorReport;
+use super::report::{Report, full, invalid, raised, report};
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 const READ_AGAIN: &str = "Another transaction under the same fence has moved it. Roll back, read the position again \
@@ -15,8 +14,10 @@ pub enum CursorError {
     AcksFull { group: String, partition: i32, most: i64 },
 }
 
-impl From<CursorError> for ErrorReport {
-    fn from(error: CursorError) -> ErrorReport {
+raised!(CursorError);
+
+impl From<CursorError> for Report {
+    fn from(error: CursorError) -> Report {
         use CursorError::*;
         let moved = |message| report(Code::ERRCODE_T_R_SERIALIZATION_FAILURE, message).set_hint(READ_AGAIN);
         match error {

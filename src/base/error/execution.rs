@@ -1,8 +1,7 @@
 //! Refusals of a run-once key and its attempts.
 
-use super::report::{busy, fence_lost, invalid, report};
+use super::report::{Report, busy, fence_lost, invalid, raised, report};
 use crate::base::limits;
-use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -15,8 +14,10 @@ pub enum ExecutionError {
     NoResult(String),
 }
 
-impl From<ExecutionError> for ErrorReport {
-    fn from(error: ExecutionError) -> ErrorReport {
+raised!(ExecutionError);
+
+impl From<ExecutionError> for Report {
+    fn from(error: ExecutionError) -> Report {
         use ExecutionError::*;
         match error {
             AttemptLost { key, fence, why } => {

@@ -1,7 +1,6 @@
 //! Refusals at a fenced table.
 
-use super::report::{fence_required, numbered, report};
-use pgrx::pg_sys::panic::ErrorReport;
+use super::report::{Report, fence_required, numbered, raised, report};
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -43,8 +42,10 @@ pub enum FencedError {
     NoFenceTrigger,
 }
 
-impl From<FencedError> for ErrorReport {
-    fn from(error: FencedError) -> ErrorReport {
+raised!(FencedError);
+
+impl From<FencedError> for Report {
+    fn from(error: FencedError) -> Report {
         use FencedError::*;
         match error {
             FenceRequired { table, resource, partition, partitions, given_away } => {
@@ -102,13 +103,7 @@ impl From<FencedError> for ErrorReport {
 }
 
 /// Returns the refusal of a write that no passed check of a fence covers.
-fn required(
-    table: &str,
-    resource: &str,
-    partition: Option<i32>,
-    partitions: Option<i32>,
-    given_away: bool,
-) -> ErrorReport {
+fn required(table: &str, resource: &str, partition: Option<i32>, partitions: Option<i32>, given_away: bool) -> Report {
     let of = partition.map_or(String::new(), |partition| format!("partition {partition} of "));
     let report = fence_required(format!("{of}table \"{table}\" is fenced by \"{resource}\""));
     if given_away {

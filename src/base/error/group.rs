@@ -1,7 +1,6 @@
 //! Refusals of a group and its members.
 
-use super::report::{busy, invalid, numbered, report};
-use pgrx::pg_sys::panic::ErrorReport;
+use super::report::{Report, busy, invalid, numbered, raised, report};
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -16,8 +15,10 @@ pub enum GroupError {
     Overdue { group: String, partition: i32, fence: i64 },
 }
 
-impl From<GroupError> for ErrorReport {
-    fn from(error: GroupError) -> ErrorReport {
+raised!(GroupError);
+
+impl From<GroupError> for Report {
+    fn from(error: GroupError) -> Report {
         use GroupError::*;
         match error {
             Partitions(given) => {

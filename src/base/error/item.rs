@@ -1,7 +1,6 @@
 //! Refusals of work items and their queues.
 
-use super::report::{busy, count, fence_lost, invalid, report};
-use pgrx::pg_sys::panic::ErrorReport;
+use super::report::{Report, busy, count, fence_lost, invalid, raised, report};
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -15,8 +14,10 @@ pub enum ItemError {
     ItemInFlight { id: i64 },
 }
 
-impl From<ItemError> for ErrorReport {
-    fn from(error: ItemError) -> ErrorReport {
+raised!(ItemError);
+
+impl From<ItemError> for Report {
+    fn from(error: ItemError) -> Report {
         use ItemError::*;
         match error {
             QueueExists { name } => report(Code::ERRCODE_DUPLICATE_OBJECT, format!("queue \"{name}\" already exists")),

@@ -1,7 +1,6 @@
 //! Refusals to a holder, or under a fence.
 
-use super::report::{busy, fence_lost, report};
-use pgrx::pg_sys::panic::ErrorReport;
+use super::report::{Report, busy, fence_lost, raised, report};
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -29,8 +28,10 @@ pub enum LeaseError {
     CheckedAlone,
 }
 
-impl From<LeaseError> for ErrorReport {
-    fn from(error: LeaseError) -> ErrorReport {
+raised!(LeaseError);
+
+impl From<LeaseError> for Report {
+    fn from(error: LeaseError) -> Report {
         use LeaseError::*;
         match error {
             FenceLost { resource, fence, why } => {

@@ -1,8 +1,7 @@
 //! Refusals of a name that is declared, or is being declared: of a semaphore, a group, a bridge, a queue or a run-once
 //! key; or of a topic that help() does not know.
 
-use super::report::{busy, report};
-use pgrx::pg_sys::panic::ErrorReport;
+use super::report::{Report, busy, raised, report};
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -19,8 +18,10 @@ pub enum NameError {
     NoTopic { topic: String, nearest: Option<String> },
 }
 
-impl From<NameError> for ErrorReport {
-    fn from(error: NameError) -> ErrorReport {
+raised!(NameError);
+
+impl From<NameError> for Report {
+    fn from(error: NameError) -> Report {
         use NameError::*;
         match error {
             Declared { name, is } => report(Code::ERRCODE_DUPLICATE_OBJECT, format!("{is} \"{name}\" already exists"))

@@ -1,8 +1,7 @@
 //! Refusals of positions.
 
-use super::report::{invalid, report};
+use super::report::{Report, invalid, raised, report};
 use crate::base::limits;
-use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -11,8 +10,10 @@ pub enum PositionError {
     PositionRaised { given: i64, most: i64 },
 }
 
-impl From<PositionError> for ErrorReport {
-    fn from(error: PositionError) -> ErrorReport {
+raised!(PositionError);
+
+impl From<PositionError> for Report {
+    fn from(error: PositionError) -> Report {
         use PositionError::*;
         match error {
             PositionsFull => report(Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED, "too many positions in one transaction")

@@ -1,4 +1,8 @@
 //! Builds a refusal under an SQLSTATE of PostgreSQL's, or under one of ours, which pgrx does not know.
+//!
+//! PostgreSQL takes the text of an error for one in the encoding of the database, and a text of Rust is in UTF-8. So in
+//! a database of another encoding a letter beyond ASCII is shown by its number. Otherwise the client would read other
+//! letters, or another error: that the text is not valid.
 
 use pgrx::PgLogLevel;
 use pgrx::pg_sys;
@@ -6,8 +10,60 @@ use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 use std::borrow::Cow;
 
-pub fn report(code: Code, message: impl Into<Cow<'static, str>>) -> ErrorReport {
-    ErrorReport::new(code, message, "eskit_lease")
+/// A refusal whose texts PostgreSQL can show.
+pub struct Report(ErrorReport);
+
+pub fn report(code: Code, message: impl Into<Cow<'static, str>>) -> Report {
+    Report(ErrorReport::new(code, shown(message.into()), "eskit_lease"))
+}
+
+impl Report {
+    pub fn set_detail(self, detail: impl Into<Cow<'static, str>>) -> Report {
+        Report(self.0.set_detail(shown(detail.into())))
+    }
+
+    pub fn set_hint(self, hint: impl Into<Cow<'static, str>>) -> Report {
+        Report(self.0.set_hint(shown(hint.into())))
+    }
+}
+
+impl From<Report> for ErrorReport {
+    fn from(Report(report): Report) -> ErrorReport {
+        report
+    }
+}
+
+/// Makes an error whose report is known one that pgrx can raise.
+macro_rules! raised {
+    ($error:ty) => {
+        impl From<$error> for pgrx::pg_sys::panic::ErrorReport {
+            fn from(error: $error) -> Self {
+                Report::from(error).into()
+            }
+        }
+    };
+}
+pub(super) use raised;
+
+/// Returns a text as PostgreSQL can show it.
+fn shown(text: Cow<'static, str>) -> Cow<'static, str> {
+    // SAFETY: a plain read; SQL_ASCII in a process without a database
+    let encoding = || unsafe { pg_sys::GetDatabaseEncoding() }.cast_unsigned();
+    let is_as_stored = |encoding| matches!(encoding, pg_sys::pg_enc::PG_UTF8 | pg_sys::pg_enc::PG_SQL_ASCII);
+    if text.is_ascii() || is_as_stored(encoding()) { text } else { numbered_letters(&text).into() }
+}
+
+/// Returns a text with each letter beyond ASCII as an escape string of SQL has it.
+fn numbered_letters(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match u32::from(letter) {
+            0..0x80 => shown.push(letter),
+            number @ ..0x1_0000 => shown += &format!("\\u{number:04x}"),
+            number => shown += &format!("\\U{number:08x}"),
+        }
+    }
+    shown
 }
 
 /// Raises a refusal where the code cannot return it to a caller.
@@ -17,34 +73,34 @@ pub fn raise(error: impl Into<ErrorReport>) -> ! {
 }
 
 /// 22023: the value is wrong in any state.
-pub fn invalid(message: impl Into<Cow<'static, str>>) -> ErrorReport {
+pub fn invalid(message: impl Into<Cow<'static, str>>) -> Report {
     report(Code::ERRCODE_INVALID_PARAMETER_VALUE, message)
 }
 
 /// 53400: a setting or a limit of ours allows no more.
-pub fn full(message: impl Into<Cow<'static, str>>) -> ErrorReport {
+pub fn full(message: impl Into<Cow<'static, str>>) -> Report {
     report(Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED, message)
 }
 
 /// 55P03: another transaction has it locked, and the answer depends on how that transaction ends.
-pub fn busy(message: impl Into<Cow<'static, str>>) -> ErrorReport {
+pub fn busy(message: impl Into<Cow<'static, str>>) -> Report {
     report(Code::ERRCODE_LOCK_NOT_AVAILABLE, message)
 }
 
 /// LF001: the caller must stop its work.
-pub fn fence_lost(message: impl Into<Cow<'static, str>>) -> ErrorReport {
+pub fn fence_lost(message: impl Into<Cow<'static, str>>) -> Report {
     raise_own(FENCE_LOST);
     report(Code::ERRCODE_RAISE_EXCEPTION, message)
 }
 
 /// LF002: the caller must check its fence before it writes.
-pub fn fence_required(message: impl Into<Cow<'static, str>>) -> ErrorReport {
+pub fn fence_required(message: impl Into<Cow<'static, str>>) -> Report {
     raise_own(FENCE_REQUIRED);
     report(Code::ERRCODE_RAISE_EXCEPTION, message)
 }
 
 /// LF003: the caller must begin again, in another session.
-pub fn session_lost(message: impl Into<Cow<'static, str>>) -> ErrorReport {
+pub fn session_lost(message: impl Into<Cow<'static, str>>) -> Report {
     raise_own(SESSION_LOST);
     report(Code::ERRCODE_RAISE_EXCEPTION, message)
 }
@@ -112,6 +168,11 @@ mod tests {
             assert_eq!(text, expected);
         }
     }
+    #[test]
+    fn letters_beyond_ascii_by_their_numbers() {
+        assert_eq!(super::numbered_letters("a\"für 注😀"), r#"a"f\u00fcr \u6ce8\U0001f600"#);
+    }
+
     #[test]
     fn one_and_many() {
         assert_eq!([0, 1, 2].map(|number| super::count(number, "key")), ["0 keys", "1 key", "2 keys"]);

@@ -1,8 +1,7 @@
 //! Errors of the server, its library, its connection, or of how the library is called.
 
-use super::report::report;
+use super::report::{Report, raised, report};
 use crate::base::{VERSION, settings};
-use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -19,8 +18,10 @@ pub enum ServerError {
     FormerName { former: &'static str, today: &'static str },
 }
 
-impl From<ServerError> for ErrorReport {
-    fn from(error: ServerError) -> ErrorReport {
+raised!(ServerError);
+
+impl From<ServerError> for Report {
+    fn from(error: ServerError) -> Report {
         use ServerError::*;
         let state = Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
         match error {

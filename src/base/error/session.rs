@@ -1,8 +1,7 @@
 //! Refusals to a session, or because there is none.
 
-use super::report::{busy, full, invalid, report, session_lost};
+use super::report::{Report, busy, full, invalid, raised, report, session_lost};
 use crate::base::{limits, settings};
-use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -35,8 +34,10 @@ pub enum SessionError {
     },
 }
 
-impl From<SessionError> for ErrorReport {
-    fn from(error: SessionError) -> ErrorReport {
+raised!(SessionError);
+
+impl From<SessionError> for Report {
+    fn from(error: SessionError) -> Report {
         use SessionError::*;
         match error {
             Foreign { owner, resource } => {
@@ -90,7 +91,7 @@ impl From<SessionError> for ErrorReport {
 }
 
 /// Returns the text that says how a refused session stands, by the reason of the refusal.
-fn ended(reason: &str, former: bool) -> ErrorReport {
+fn ended(reason: &str, former: bool) -> Report {
     let how = match reason {
         "closing" => "is being closed",
         "draining" => "is draining",

@@ -1,7 +1,6 @@
 //! Errors in rows and sequences: something other than this extension has written them.
 
-use super::report::report;
-use pgrx::pg_sys::panic::ErrorReport;
+use super::report::{Report, raised, report};
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -11,8 +10,10 @@ pub enum StoredError {
     UnknownValue { table: String, column: String, value: String },
 }
 
-impl From<StoredError> for ErrorReport {
-    fn from(error: StoredError) -> ErrorReport {
+raised!(StoredError);
+
+impl From<StoredError> for Report {
+    fn from(error: StoredError) -> Report {
         use StoredError::*;
         match error {
             UnknownValue { table, column, value } => report(

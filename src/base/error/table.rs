@@ -1,7 +1,6 @@
 //! Why a user's table cannot be bridged to, or cannot be fenced, and a warning about its columns.
 
-use super::report::{busy, report};
-use pgrx::pg_sys::panic::ErrorReport;
+use super::report::{Report, busy, raised, report};
 use pgrx::prelude::PgSqlErrorCode as Code;
 
 #[derive(Debug)]
@@ -17,8 +16,10 @@ pub enum TableError {
     PartitionColumn { table: String, column: String, why: String },
 }
 
-impl From<TableError> for ErrorReport {
-    fn from(error: TableError) -> ErrorReport {
+raised!(TableError);
+
+impl From<TableError> for Report {
+    fn from(error: TableError) -> Report {
         use TableError::*;
         match error {
             NoTable(oid) => report(Code::ERRCODE_UNDEFINED_TABLE, format!("table with OID {oid} does not exist")),
