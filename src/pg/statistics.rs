@@ -72,11 +72,13 @@ impl Statistics {
     /// Estimates how many rows count; `least` have been counted. `all`: every row of the table counts.
     fn estimate(&self, all: bool, least: i64, now: i64) -> Count {
         let more = |rows: f64| (rows as i64).max(least);
+        // After a crash PostgreSQL knows of no rows until the next ANALYZE.
+        let rows = if self.live > 0 { self.live as f64 } else { self.rows };
         match self.share {
-            // After a crash PostgreSQL knows of no rows until the next ANALYZE.
             _ if all && self.live >= least.max(1) => Count { rows: self.live, at: Some(now) },
-            Some(share) => Count { rows: more(self.rows * share), at: self.analyzed },
-            None => Count { rows: more(0.0), at: None },
+            Some(share) => Count { rows: more(rows * share), at: self.analyzed },
+            // ANALYZE found none, or few. All rows since then may be such.
+            None => Count { rows: more(rows - self.rows.max(0.0)), at: None },
         }
     }
 }
@@ -112,15 +114,25 @@ mod tests {
 
     #[test]
     fn an_estimate_says_when_it_was_right() {
-        assert_eq!(KNOWN.estimate(false, 10_001, 9), Count { rows: 250_000, at: Some(5) });
+        assert_eq!(KNOWN.estimate(false, 10_001, 9), Count { rows: 300_000, at: Some(5) });
         assert_eq!(KNOWN.estimate(true, 10_001, 9), Count { rows: 1_200_000, at: Some(9) });
-        assert_eq!(Statistics { share: None, ..KNOWN }.estimate(false, 10_001, 9), Count { rows: 10_001, at: None });
+        // ANALYZE has found none, so all rows that came later may count. The last one was never analyzed.
+        let unknown = Statistics { share: None, ..KNOWN };
+        assert_eq!(unknown.estimate(false, 10_001, 9), Count { rows: 200_000, at: None });
+        assert_eq!(
+            Statistics { live: 900_000, ..unknown }.estimate(false, 10_001, 9),
+            Count { rows: 10_001, at: None }
+        );
+        assert_eq!(
+            Statistics { rows: -1.0, ..unknown }.estimate(false, 10_001, 9),
+            Count { rows: 1_200_000, at: None }
+        );
         // First, a crash has lost the statistics. Second, the last ANALYZE found fewer rows than can be counted.
         assert_eq!(
             Statistics { live: 0, analyzed: None, ..KNOWN }.estimate(true, 10_001, 9),
             Count { rows: 250_000, at: None }
         );
-        let rows = |rows| Statistics { rows, ..KNOWN };
+        let rows = |rows| Statistics { rows, live: 0, ..KNOWN };
         assert_eq!(rows(400.0).estimate(false, 10_001, 9), Count { rows: 10_001, at: Some(5) });
         // The count was given up for old versions, before it had found many rows.
         assert_eq!(rows(400.0).estimate(false, 7, 9), Count { rows: 100, at: Some(5) });
