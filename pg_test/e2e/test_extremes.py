@@ -322,5 +322,12 @@ def test_an_error_shows_names_in_any_encoding(server, encoding, name, shown):
                 conn.execute("SELECT eskit_lease.lease_acquire(%s, %s)", (name, session.id))
             assert error.value.sqlstate == "42704"
             assert f'"{shown}"' in error.value.diag.message_primary and f'"{shown}"' in error.value.diag.message_detail
+            conn.execute("SET eskit_lease.declared_names = off")
+            heard = []
+            conn.add_notice_handler(lambda notice: heard.append(notice.message_primary))
+            conn.execute("SET client_min_messages = log")
+            session.take(name)
+            assert conn.execute("SELECT eskit_lease.lease_force_release(%s, %s, %s)", (name, session.fences[name], name)).fetchone() == (True,)
+            assert f'"{shown}"' in heard[0] and heard[0].endswith(shown)
     finally:
         server.query("DROP DATABASE shown WITH (FORCE)")

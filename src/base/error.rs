@@ -40,4 +40,4 @@ pub mod all {
     pub use super::table::TableError::*;
 }
 pub use all as Error;
-pub use report::raise;
+pub use report::{log, raise};

@@ -5,7 +5,7 @@
 //! other sessions. So its wait is shortened by twice its lateness, down to none near half of the TTL.
 
 use super::waiter_pass;
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, log};
 use crate::base::{interval, limits};
 use crate::call::{Call, Given, enter};
 use crate::lease::acquire::{self, SESSIONS_FULL};
@@ -79,10 +79,10 @@ pub fn count_late<'a>(shared: &Shared, database: &Database, touched: impl IntoIt
 fn tell(database: &Database) {
     let [refused, late] = [Counter::WaitsRefused, Counter::HeartbeatsLate].map(|of| database.counters.get(of as usize));
     if database.waiting.must_tell(refused + late, clock::now()) {
-        log!(
-            "eskit_lease: database \"{}\" has refused {refused} session_wait calls so far, and {late} heartbeats came late",
+        log(format!(
+            "database \"{}\" has refused {refused} session_wait calls so far, and {late} heartbeats came late",
             catalog::database_name()
-        );
+        ));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Ending an attempt: by the session that runs it, or by an administrator.
 
 use super::{Executions, Probe, State, column, now};
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, log};
 use crate::base::limits;
 use crate::call::{Call, Given, enter_writing, text_arg};
 use crate::pg::guard::Mode;
@@ -166,7 +166,7 @@ fn execution_resolve(
         call.taken_from(&[row.session]);
     }
     let by = role_name(call.caller);
-    log!("eskit_lease: role \"{by}\" resolves execution \"{key}\", fence {}, as {}", row.fence, state.name());
+    log(format!("role \"{by}\" resolves execution \"{key}\", fence {}, as {}", row.fence, state.name()));
     let values = vec![
         Value::Text(&key),
         Value::Text(state.name()),

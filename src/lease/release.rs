@@ -12,7 +12,7 @@ use super::free::free;
 use super::handover::{self, Seen};
 use super::row::{self, LeaseRow, Leases, Probe, Seat};
 use super::{fence, grace, history, line};
-use crate::base::error::Result;
+use crate::base::error::{Result, log};
 use crate::base::{interval, limits};
 use crate::call::{Call, Given, enter_writing, names_arg, text_arg};
 use crate::pg::guard::Mode;
@@ -216,7 +216,7 @@ fn lease_force_release(resource: Option<Text>, fence: Option<i64>, why: Option<T
     // still be rolled back.
     let call = Call::open(shared)?;
     let by = role_name(call.caller);
-    log!("eskit_lease: role \"{by}\" asks to release resource \"{resource}\" under fence {fence} by force: {why}");
+    log(format!("role \"{by}\" asks to release resource \"{resource}\" under fence {fence} by force: {why}"));
     release_fence(&call, &resource, fence, Some(&why))
 }
 

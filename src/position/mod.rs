@@ -46,7 +46,7 @@
 //! still open in the snapshot, so readers wait for those positions. `position_since` is stored first and read last, so
 //! that no transaction has a new base without it.
 
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, Result, log};
 use crate::base::limits;
 use crate::call::{Call, Given, enter_writing};
 use crate::pg::guard::{Guard, Mode};
@@ -123,7 +123,7 @@ fn position_raise(above: Option<i64>) -> Result<bool> {
     let raised = raise(&call, (above >> limits::POSITION_BITS) + 1);
     Guard::Raise.unlock(Mode::Exclusive);
     if raised {
-        log!("eskit_lease: role \"{}\" raises positions above {above}", role_name(call.caller));
+        log(format!("role \"{}\" raises positions above {above}", role_name(call.caller)));
     }
     Ok(raised)
 }

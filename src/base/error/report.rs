@@ -45,6 +45,11 @@ macro_rules! raised {
 }
 pub(super) use raised;
 
+/// Writes a line to the log, and to the client if it has asked for that.
+pub fn log(line: String) {
+    pgrx::log!("eskit_lease: {}", shown(line.into()));
+}
+
 /// Returns a text as PostgreSQL can show it.
 fn shown(text: Cow<'static, str>) -> Cow<'static, str> {
     // SAFETY: a plain read; SQL_ASCII in a process without a database
