@@ -331,3 +331,16 @@ def test_an_error_shows_names_in_any_encoding(server, encoding, name, shown):
             assert f'"{shown}"' in heard[0] and heard[0].endswith(shown)
     finally:
         server.query("DROP DATABASE shown WITH (FORCE)")
+
+
+@once
+def test_a_cancel_ends_an_acquire_of_many_names_with_many_declared_beginnings(connect):
+    conn = connect()
+    session = Session(conn, "c", ttl="600 s")
+    conn.execute("SELECT eskit_lease.lease_declare(repeat('a', length), length = 1) FROM generate_series(1, 250) AS length")
+    conn.execute("SET eskit_lease.declared_names = on")
+    conn.execute("SET statement_timeout = '1 s'")
+    began = time.monotonic()
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        rows(conn, "lease_acquire_many", ["a" * 250 + f"{number:x}" for number in range(30_000)], session.id)
+    assert time.monotonic() - began < 30

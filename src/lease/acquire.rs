@@ -104,6 +104,8 @@ fn acquire_batch(call: &Call, me: SlotRef, resources: &[String], queue: bool) ->
     let mut wanted: Vec<(usize, Wanted)> = Vec::new();
     let plain = LazyCell::new(|| call.declarations().none());
     for (index, (probe, resource)) in probes.iter().zip(resources).enumerate() {
+        // There may be 100,000 names, and each may have 255 beginnings that are declared.
+        pgrx::check_for_interrupts!();
         let declaration = match probe {
             Probe::Row(row) | Probe::InFlight(Some(row)) if !row.declared => None,
             _ if *plain => None,
