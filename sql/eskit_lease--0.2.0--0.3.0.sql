@@ -675,7 +675,8 @@ SELECT l.resource,
        (SELECT count(DISTINCT w.session) FROM eskit_lease._waiters AS w WHERE w.resource = l.resource) AS waiters,
        s.address,
        CASE WHEN l.session IS NULL THEN l.released_at
-            WHEN t.state = 'expired' THEN eskit_lease._ended_at(s.session, s.boot_id, s.ttl_ms) END AS ended_at
+            WHEN t.state = 'expired' THEN eskit_lease._ended_at(s.session, s.boot_id, s.ttl_ms) END AS ended_at,
+       s.application_name
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._leases AS l
 LEFT JOIN eskit_lease._sessions AS s ON s.session = l.session
@@ -770,6 +771,7 @@ COMMENT ON COLUMN eskit_lease.sessions.address IS 'Address of the client that op
 COMMENT ON COLUMN eskit_lease.sessions.application_name IS 'Its application_name then.';
 COMMENT ON COLUMN eskit_lease.sessions.login IS 'The user that it was logged in as.';
 COMMENT ON COLUMN eskit_lease.leases.address IS 'As in the view sessions.';
+COMMENT ON COLUMN eskit_lease.leases.application_name IS 'As in the view sessions.';
 COMMENT ON COLUMN eskit_lease.waiters.address IS 'As in the view sessions.';
 COMMENT ON COLUMN eskit_lease.waiters.application_name IS 'As in the view sessions.';
 

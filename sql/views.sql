@@ -57,7 +57,8 @@ SELECT l.resource,
        (SELECT count(DISTINCT w.session) FROM eskit_lease._waiters AS w WHERE w.resource = l.resource) AS waiters,
        s.address,
        CASE WHEN l.session IS NULL THEN l.released_at
-            WHEN t.state = 'expired' THEN eskit_lease._ended_at(s.session, s.boot_id, s.ttl_ms) END AS ended_at
+            WHEN t.state = 'expired' THEN eskit_lease._ended_at(s.session, s.boot_id, s.ttl_ms) END AS ended_at,
+       s.application_name
 FROM pg_extension AS e
 CROSS JOIN eskit_lease._leases AS l
 LEFT JOIN eskit_lease._sessions AS s ON s.session = l.session
@@ -80,6 +81,7 @@ COMMENT ON COLUMN eskit_lease.leases.expires_at IS 'The deadline as a time, for 
 COMMENT ON COLUMN eskit_lease.leases.waiters IS 'Places in line.';
 COMMENT ON COLUMN eskit_lease.leases.address IS 'As in the view sessions.';
 COMMENT ON COLUMN eskit_lease.leases.ended_at IS 'When it was released, or its holder''s session expired; NULL if held.';
+COMMENT ON COLUMN eskit_lease.leases.application_name IS 'As in the view sessions.';
 
 CREATE VIEW eskit_lease.waiters AS
 SELECT w.resource,

@@ -80,7 +80,8 @@ def test_processes_of_one_name_are_told_apart(no_worker, connect):
         ]  # fmt: skip
         waiting = "SELECT consumer, holder, host(address), application_name FROM eskit_lease.waiters"
         assert conn.execute(waiting).fetchall() == [("billing", "billing", None, "pod-2")]
-        assert conn.execute("SELECT host(address) FROM eskit_lease.leases WHERE resource = 'r'").fetchone() == ("127.0.0.1",)
+        held = "SELECT host(address), application_name FROM eskit_lease.leases WHERE resource = 'r'"
+        assert conn.execute(held).fetchone() == ("127.0.0.1", "pod-1")
     finally:
         conn.execute("SELECT eskit_lease.session_close(session) FROM eskit_lease.sessions; DROP OWNED BY borrowed; DROP ROLE borrowed")
 
