@@ -5,7 +5,7 @@ PG_CONFIG ?= pg_config
 SECONDS ?= 600
 MAJORS := 15 16 17 18
 
-.PHONY: help all demo test test-all test-ends test-deb soak bench install deb dist lint clean
+.PHONY: help all demo test test-all test-ends test-deb soak bench install deb dist sql lint clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+): ## (.*)/make \1\t\2/p' Makefile | expand -t 18
@@ -32,19 +32,17 @@ soak: ## clients come, fail and go at random, and all that they were answered is
 bench: ## benchmarks, side by side
 	@bash bench/run
 
-# $(call pgrx,SUBCOMMAND): of cargo pgrx, on a release build for the server of PG_CONFIG. `write` is --sudo where only root may write to it.
-define pgrx
+# $(call install,OPTION..): a release build for the server of PG_CONFIG, put where packaging/install puts it with these options.
+define install
 	@config=$$(realpath -e "$$(command -v $(PG_CONFIG))" 2>/dev/null) || { echo "no such pg_config: $(PG_CONFIG)" >&2; exit 1; }; \
-		pg_test/setup && . pg_test/env 15 && export CARGO_TARGET_DIR=target/install PGRX_PG_CONFIG_PATH=$$config && \
-		if [ -w "$$($$config --pkglibdir)" ]; then write=; else write=--sudo; fi && \
-		cargo pgrx $(1) --pg-config $$config
+		pg_test/setup && CARGO_TARGET_DIR=target/install PGRX_PG_CONFIG_PATH=$$config packaging/install $$config $(1) --release
 endef
 
 all: ## a release build for the server of PG_CONFIG, which install then only has to put there
-	$(call pgrx,package)
+	$(call install,--root target/install/root)
 
 install: ## a release build for, and into, the server of PG_CONFIG=/path/to/pg_config
-	$(call pgrx,install --release $$write)
+	$(call install)
 
 deb: ## a Debian package for the server of Debian's packages, into target/deb/ (PG=15)
 	@pg_test/setup
@@ -56,6 +54,10 @@ dist: ## the sources as PGXN takes them, into target/dist/
 test-deb: ## what deb and dist make, and what apt does with the package in a clean Debian (PG=15)
 	@pg_test/setup $(PG)
 	@pg_test/package $(PG)
+
+sql: ## the declarations of the functions, from the code into sql/declarations.sql
+	@pg_test/setup 15
+	@pg_test/declarations >target/declarations.sql && mv target/declarations.sql sql/
 
 lint: ## rustfmt, clippy, rustdoc, shellcheck, and the other rules of the sources
 	@pg_test/setup $(PG)

@@ -55,7 +55,7 @@ class Replaceable:
         os.replace(new, self.library)
 
     def replace(self):
-        """Replaces the library as package managers and cargo pgrx install do: by a new file of the same name."""
+        """Replaces the library as package managers and packaging/install do: by a new file of the same name."""
         self._put(self.current)
 
 
