@@ -47,18 +47,28 @@ def test_a_wait_is_told_when_it_was_committed_meanwhile(server, db, connect, bac
         assert told.result().reason == "timeout"
 
 
+@pytest.mark.parametrize("restart", [None, "fast", "immediate"])
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_session_whose_opening_is_prepared(commit):
+def test_a_session_whose_opening_is_prepared(commit, restart):
     server = Server("e2e-autocommit", "max_prepared_transactions = 2")
     server.query("CREATE EXTENSION eskit_lease")
-    with server.connect() as work, server.connect() as other:
+    with server.connect() as work:
         work.execute("BEGIN")
         session = Session(work, ttl="60 s")
+        session.take("r")
         work.execute("PREPARE TRANSACTION 'opening'")
+    if restart:
+        server.restart(restart)
+    with server.connect() as other:
+        session.revision = call(other, "session_heartbeat", session.id).revision  # a restart begins another
         assert reasons(other, session) == {"uncommitted"}
+        with pytest.raises(psycopg.errors.LockNotAvailable, match="not committed yet"):
+            rows(other, "execution_begin", "k", session.id)
         other.execute(f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED 'opening'")
         if commit:
             assert reasons(other, session) <= {"alive", "timeout", "changed", "granted", "already_held"}
+            assert call(other, "session_close", session.id)
+            assert not call(other, "session_heartbeat", session.id).alive
         else:
             assert "uncommitted" not in call(other, "session_heartbeat", session.id).reason
     server.stop()

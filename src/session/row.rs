@@ -32,6 +32,8 @@ pub struct SessionRow {
     pub grace_of: Option<Uuid>,
     /// The session whose guard `Fencer` is held by the fenced transactions of that lease.
     pub fencer: Option<Uuid>,
+    /// The transaction that opens the session; zero if it is committed, or is this one.
+    pub opened_by: u32,
     tid: pg_sys::ItemPointerData,
 }
 
@@ -56,9 +58,13 @@ impl<'a> New<'a> {
 
 /// Returns the committed row of a session, or the row that this transaction wrote.
 fn read(table: &Table, session: &Uuid) -> Option<SessionRow> {
-    table.scan(Sight::Latest, &[Key::Uuid(*session)], |row, _| {
-        Some(SessionRow {
-            session: *session,
+    table.scan(Sight::Latest, &[Key::Uuid(*session)], |row, _| Some(SessionRow::of(row)))
+}
+
+impl SessionRow {
+    fn of(row: &Tuple) -> SessionRow {
+        SessionRow {
+            session: row.required(1),
             consumer: row.required::<Text>(2).0,
             role: row.required::<pg_sys::Oid>(3).to_u32(),
             ttl_ms: row.required(4),
@@ -68,9 +74,10 @@ fn read(table: &Table, session: &Uuid) -> Option<SessionRow> {
             request: row.get(9),
             grace_of: row.get(10),
             fencer: row.get(11),
+            opened_by: 0,
             tid: row.tid(),
-        })
-    })
+        }
+    }
 }
 
 pub fn table() -> Table {
@@ -85,6 +92,17 @@ pub fn rows(sessions: &[Uuid]) -> Vec<SessionRow> {
 
 pub fn row(session: Uuid) -> Option<SessionRow> {
     read(&table(), &session)
+}
+
+/// Returns the row of a session that is not private, even if another transaction opens the session. Usually such a
+/// session has a slot, but not if the transaction was prepared before a restart.
+pub(super) fn row_or_opening(session: Uuid) -> Option<SessionRow> {
+    let table = table();
+    let opening = |row: &Tuple, _| {
+        let row = SessionRow { opened_by: row.made_by().into(), ..SessionRow::of(row) };
+        (!row.private).then_some(row)
+    };
+    read(&table, &session).or_else(|| table.scan(Sight::Dirty, &[Key::Uuid(session)], opening))
 }
 
 /// Writes the row of a new session.

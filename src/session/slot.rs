@@ -64,7 +64,7 @@ impl Call {
         }
         // A close that was prepared before the restart may have committed since the row was read. No other call would
         // find that end.
-        if row::row(row.session).is_none() {
+        if row::row_or_opening(row.session).is_none() {
             self.shared.end(at, true);
         } else if frozen {
             ending::thaw(self.shared, at);
@@ -82,7 +82,7 @@ impl Call {
             return at;
         }
         let at = self.shared.stand_in(self.home, &self.opening_of(row)?);
-        row::row(row.session).map(|_| at)
+        row::row_or_opening(row.session).map(|_| at)
     }
 
     /// Returns the values for the slot of a session that has a row and no slot; `None` if the session is dead for good.
@@ -104,7 +104,17 @@ impl Call {
         let unproven = self.shared.unproven_when_found(Guard::Promised(row.session).is_held_jointly());
         let (session, role, ttl_ms, private) = (row.session, row.role, row.ttl_ms, row.private);
         let frozen = ending::is_ending(session);
-        Some(Opening { session, role, ttl_ms, private, deadline, opened_by: 0, unproven, frozen, most: None })
+        Some(Opening {
+            session,
+            role,
+            ttl_ms,
+            private,
+            deadline,
+            opened_by: row.opened_by,
+            unproven,
+            frozen,
+            most: None,
+        })
     }
 
     /// Returns the standing of a living session that has a row; `None` if the session is dead.
@@ -157,7 +167,7 @@ impl Call {
             authorize(self.caller, role, resource)?;
             return Ok(Some(at));
         }
-        let Some(row) = row::row(session) else {
+        let Some(row) = row::row_or_opening(session) else {
             return Ok(None);
         };
         authorize(self.caller, row.role, resource)?;

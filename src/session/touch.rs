@@ -1,7 +1,7 @@
 //! Touching a session: a heartbeat, and the answers of verbs that depend on it.
 
 use super::ending;
-use super::row::row;
+use super::row::row_or_opening;
 use super::slot::{authorize, find, is_private};
 use crate::base::error::{Error, Result};
 use crate::call::Call;
@@ -115,7 +115,7 @@ pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&st
         }
         None => {
             let call = Call::open(shared)?;
-            let Some(row) = row(session) else { return Ok(Touch { home, at: None, standing: None }) };
+            let Some(row) = row_or_opening(session) else { return Ok(Touch { home, at: None, standing: None }) };
             authorize(caller, row.role, resource)?;
             match call.at_of(&row) {
                 Some(at) => at,

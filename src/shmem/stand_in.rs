@@ -67,6 +67,7 @@ impl Shared {
         slot.role.store(opening.role, Ordering::Relaxed);
         let private = if opening.private { PRIVATE } else { 0 };
         slot.ttl_ms.store(opening.ttl_ms.cast_unsigned() | private, Ordering::Relaxed);
+        slot.opened_by.store(opening.opened_by, Ordering::Relaxed);
         let state = if opening.frozen { State::Frozen } else { State::Alive };
         slot.word.store(slot.word().next(state, opening.deadline).0, Ordering::Relaxed);
         SlotRef { index: FIRST + number as u32, session: opening.session }
