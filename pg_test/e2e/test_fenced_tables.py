@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from client import Session, call
-from conftest import Server, wait_until
+from conftest import Pooler, Server, wait_until
 
 NOT_CHECKED = "LF002"
 
@@ -64,6 +64,28 @@ def test_through_a_pooler(pgbouncer, connect):
         assert write(conn, i, fence) == "ok"
         assert write(connect(via=pgbouncer), -1) == NOT_CHECKED
     assert rows(conn) == [0, 1, 2, 3, 4]
+
+
+def test_through_a_pooler_without_transactions(server, connect, tmp_path):
+    """In statement mode one statement checks and writes."""
+    pooler = Pooler(server, tmp_path, pool_mode="statement")
+    try:
+        conn = connect(via=pooler)
+        conn.prepare_threshold = None
+        holder, write = Session(conn, ttl="60 s"), "INSERT INTO work SELECT {} FROM eskit_lease.fence_check('r', {})"
+        fence = holder.take("r")
+        table(conn)
+        conn.execute(write.format(1, fence))
+        with pytest.raises(psycopg.Error) as refused:
+            conn.execute(write.format(2, fence - 1))
+        assert refused.value.sqlstate == "LF001"
+        assert holder.release("r")
+        with pytest.raises(psycopg.Error) as refused:
+            conn.execute(write.format(3, fence))
+        assert refused.value.sqlstate == "LF001"
+        assert rows(conn) == [1]
+    finally:
+        pooler.stop()
 
 
 def test_a_holder_stopped_beyond_its_time(connect):

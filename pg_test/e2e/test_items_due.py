@@ -185,6 +185,13 @@ def test_an_item_wakes_one(conn, waiters):
     assert 20 <= len(wakes) < 80, len(wakes)
 
 
+def test_an_item_is_told_to_all_who_do_not_wait(conn):
+    call(conn, "queue_create", "q")
+    sessions = [hungry(conn, "q") for _ in range(3)]
+    call(conn, "item_add", "q", Jsonb(1))
+    assert [session.wait("0").reason for session in sessions] == ["changed"] * 3
+
+
 @pytest.mark.parametrize("worker", ["on", "off"])
 def test_the_next_is_woken_where_one_does_not_claim(due_server, conn, waiters, worker):
     call(conn, "queue_create", "q")
