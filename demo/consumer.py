@@ -25,24 +25,27 @@ WITNESS = "INSERT INTO applied SELECT unnest(%s::bigint[]), %s, %s"
 
 
 def consume(db, session):
-    fence = position = asked_at = None
+    fence, position, asked_at = "not asked yet", None, None
     while not stopping.is_set():
         session.must_be_trusted()
         if asked_at != session.revision:  # new, or something has changed: ask again (asking twice does no harm)
             asked_at = session.revision
-            fence = db.execute("SELECT * FROM eskit_lease.lease_acquire(%s, %s, queue => true)", (RESOURCE, session.id)).fetchone().fence
-            log("leading" if fence else "waiting", fence=fence)
-            if fence is not None:  # go on where the former leader stopped
-                position = db.execute("SELECT position FROM checkpoints WHERE stream = %s", (STREAM,)).fetchone().position
+            answer = db.execute("SELECT * FROM eskit_lease.lease_acquire(%s, %s, queue => true)", (RESOURCE, session.id)).fetchone()
+            session.watch("order_events" if answer.fence else None)  # before the first read; while others lead, orders are no news
+            if fence != answer.fence:
+                fence = answer.fence
+                log("leading" if fence else "waiting", fence=fence)
+                if fence is not None:  # go on where the former leader stopped
+                    position = db.execute("SELECT position FROM checkpoints WHERE stream = %s", (STREAM,)).fetchone().position
         if fence is None:
-            session.wait()
+            session.wait(asked_at)
         elif batch := db.execute(READ, (position, BATCH)).fetchall():
             log("read", events=len(batch), position=position)
             position = project(db, fence, batch)
             if time.monotonic() >= session.next_heartbeat:
                 session.heartbeat()
         else:
-            session.wait("30 ms")
+            session.wait(asked_at)
 
 
 def project(db, fence, batch):

@@ -5,6 +5,7 @@ CREATE TABLE payments (
     position   bigint, -- from 1 in each partition, without gaps
     account    text NOT NULL,
     cents      integer NOT NULL,
+    news       bigint NOT NULL DEFAULT eskit_lease.position_next(), -- wakes the members, which watch this table
     PRIMARY KEY (partition, position)
 );
 -- The last position of each partition. A transaction that writes a payment locks this row to its end, so that positions

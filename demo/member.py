@@ -42,6 +42,7 @@ class Member:
         self.db, self.session = db, session
         self.owned = {}  # partition: fence
         self.asked_at = None
+        session.watch("payments")
         log("joined", generation=self.ask("group_join(%s, %s)", GROUP, session.id))
 
     def ask(self, function, *args):
@@ -54,13 +55,15 @@ class Member:
                 self.asked_at = self.session.revision
                 self.assign()
             if not self.work():
-                self.session.wait("50 ms")
+                self.session.wait(self.asked_at)
 
     def assign(self):
         rows = self.db.execute("SELECT * FROM eskit_lease.group_assignment(%s, %s)", (GROUP, self.session.id)).fetchall()
         fences = {row.partition: row.fence for row in rows}
         news = {partition: fence for partition, fence in fences.items() if self.owned.get(partition) != fence}
-        log("assigned", gained=news, lost=[partition for partition in self.owned if partition not in fences])
+        lost = [partition for partition in self.owned if partition not in fences]
+        if news or lost:
+            log("assigned", gained=news, lost=lost)
         self.owned = fences
         for row in rows:
             if row.state == "revoking":  # all work in hand is committed, so the partition may go
@@ -82,7 +85,7 @@ class Member:
             if self.asked_at != self.session.revision:  # ask first
                 break
         if news:
-            self.session.heartbeat()  # it costs almost nothing, and its revision tells of partitions to release
+            self.session.watch("payments")  # a heartbeat; it costs almost nothing, and its revision tells of partitions to release
         return bool(news)
 
     def project(self, partition):

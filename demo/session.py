@@ -42,12 +42,16 @@ class Session:
     def heartbeat(self):
         self._ask("SELECT * FROM eskit_lease.session_heartbeat(%s)", self.id)
 
-    def wait(self, timeout=None):
-        """A heartbeat that waits until something changes for this session, or the next heartbeat is due."""
-        answer = self._ask("SELECT * FROM eskit_lease.session_wait(%s, %s, %s::interval)", self.id, self.revision, timeout)
+    def watch(self, outbox):
+        """A heartbeat that lets the wait end also when new rows of this table can be read."""
+        self._ask("SELECT * FROM eskit_lease.session_watch(%s, %s)", self.id, outbox)
+
+    def wait(self, revision, timeout=None):
+        """A heartbeat that waits until the session has a greater revision than this one, or the next heartbeat is due."""
+        answer = self._ask("SELECT * FROM eskit_lease.session_wait(%s, %s, %s::interval)", self.id, revision, timeout)
         if answer.reason == "wait_limit":  # answered at once, as too many are waiting: wait here
             time.sleep(answer.retry_ms / 1000)
 
     def must_be_trusted(self):
         while time.monotonic() >= self.trusted_until:
-            self.wait("100 ms")  # raises Lost if the session has ended
+            self.wait(self.revision, "100 ms")  # raises Lost if the session has ended

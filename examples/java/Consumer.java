@@ -7,8 +7,8 @@ public class Consumer {
     static final String GROUP = SETTINGS.getOrDefault("CONSUMER_GROUP", "ledger"), TTL = SETTINGS.getOrDefault("TTL", "10");
     static final String CONSUMER = SETTINGS.getOrDefault("CONSUMER", "java-" + java.lang.management.ManagementFactory.getRuntimeMXBean().getName());
 
-    static final String HEARTBEAT = "SELECT alive, trust_ms, revision, reason, retry_ms FROM eskit_lease.session_heartbeat(?)";
-    static final String WAIT = "SELECT alive, trust_ms, revision, reason, retry_ms FROM eskit_lease.session_wait(?, ?, '100 ms')";
+    static final String HEARTBEAT = "SELECT alive, trust_ms, revision, reason, retry_ms FROM eskit_lease.session_watch(?, 'events')"; // it watches, too
+    static final String WAIT = "SELECT alive, trust_ms, revision, reason, retry_ms FROM eskit_lease.session_wait(?, ?, ?::interval)";
     static final String RELEASE = "SELECT eskit_lease.group_release(?, partition, fence) FROM eskit_lease.group_assignment(?, ?)";
     static final String OWNED = """
         SELECT array_agg(partition), array_agg(fence) FROM eskit_lease.group_assignment(?, ?) WHERE state = 'owned'""";
@@ -75,7 +75,7 @@ public class Consumer {
                 applyBatch(share[0], share[1]);
                 if (System.nanoTime() - nextHeartbeat >= 0) ask(HEARTBEAT, session); // (7)
             }
-            if (news.isEmpty() || !trusted()) ask(WAIT, session, revision); else ask(HEARTBEAT, session);
+            if (!news.isEmpty() && trusted()) ask(HEARTBEAT, session); else ask(WAIT, session, revision, news.isEmpty() ? null : "100 ms");
         }
         query("SELECT eskit_lease.session_drain(?)", session); // (8)
         query(RELEASE, GROUP, GROUP, session);

@@ -12,7 +12,6 @@ from psycopg.rows import namedtuple_row
 GROUP = os.environ.get("CONSUMER_GROUP", "ledger")
 CONSUMER = os.environ.get("CONSUMER", f"python-{os.uname().nodename}-{os.getpid()}")
 TTL = int(os.environ.get("TTL", "10"))
-PAUSE = 0.1  # seconds between looks for new events
 
 RELEASE = "SELECT eskit_lease.group_release(%s, partition, fence) FROM eskit_lease.group_assignment(%s, %s)"
 OWNED = """SELECT array_agg(partition) AS partitions, array_agg(fence) AS fences
@@ -60,10 +59,11 @@ class Session:
         return answer
 
     def heartbeat(self):
-        self.ask("SELECT * FROM eskit_lease.session_heartbeat(%s)", self.id)
+        # A heartbeat that lets the wait end at new events, too; this is said again, as a restart of the server ends it.
+        self.ask("SELECT * FROM eskit_lease.session_watch(%s, 'events')", self.id)
 
-    def wait(self):
-        answer = self.ask("SELECT * FROM eskit_lease.session_wait(%s, %s, %s)", self.id, self.revision, f"{PAUSE} s")
+    def wait(self, timeout):
+        answer = self.ask("SELECT * FROM eskit_lease.session_wait(%s, %s, %s)", self.id, self.revision, timeout)
         if answer.reason == "wait_limit":  # at once, as too many are waiting: wait here
             time.sleep(answer.retry_ms / 1000)
 
@@ -88,7 +88,7 @@ def consume(db):
                 asked_at = None
             if time.monotonic() >= session.next_heartbeat:
                 session.heartbeat()  # (7)
-        session.heartbeat() if news and session.trusted() else session.wait()
+        session.heartbeat() if news and session.trusted() else session.wait("100 ms" if news else None)
     db.execute("SELECT eskit_lease.session_drain(%s)", (session.id,))  # (8)
     db.execute(RELEASE, (GROUP, GROUP, session.id))
     db.execute("SELECT eskit_lease.session_close(%s)", (session.id,))

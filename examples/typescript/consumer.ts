@@ -51,12 +51,12 @@ class Session {
     return answer;
   }
 
-  async wait() {
-    const answer = await this.#ask("SELECT * FROM eskit_lease.session_wait($1, $2, '100 ms')", this.id, this.revision);
+  async wait(timeout: string | null) {
+    const answer = await this.#ask("SELECT * FROM eskit_lease.session_wait($1, $2, $3)", this.id, this.revision, timeout);
     if (answer.reason === "wait_limit") await sleep(answer.retry_ms); // at once, as too many are waiting: wait here
   }
 
-  heartbeat = () => this.#ask("SELECT * FROM eskit_lease.session_heartbeat($1)", this.id);
+  heartbeat = () => this.#ask("SELECT * FROM eskit_lease.session_watch($1, 'events')", this.id); // it watches, too
   trusted = () => performance.now() < this.#trustedUntil;
   heartbeatDue = () => performance.now() >= this.#nextHeartbeat;
 }
@@ -79,7 +79,7 @@ async function consume(db: pg.Client) {
       if (!(await applyBatch(db, partition, fence))) askedAt = undefined;
       if (session.heartbeatDue()) await session.heartbeat(); // (7)
     }
-    await (news.length > 0 && session.trusted() ? session.heartbeat() : session.wait());
+    await (news.length > 0 && session.trusted() ? session.heartbeat() : session.wait(news.length > 0 ? "100 ms" : null));
   }
   await db.query("SELECT eskit_lease.session_drain($1)", [session.id]); // (8)
   await db.query(RELEASE, [GROUP, session.id]);

@@ -230,6 +230,15 @@ def no_worker(server):
 
 
 @pytest.fixture
+def long_waits(server):
+    """Lets a wait last for a third of a TTL, however long that is."""
+    server.set(eskit_lease__max_wait="10 min")
+    wait_until(lambda: server.query("SHOW eskit_lease.max_wait") == [("10min",)])
+    yield
+    server.set(eskit_lease__max_wait=None)
+
+
+@pytest.fixture
 def background():
     """Gives a function that runs calls in threads: background(function, argument...) returns a future."""
     with ThreadPoolExecutor(max_workers=64) as pool:

@@ -1,12 +1,15 @@
 """The programs of examples/ in one consumer group: members in five languages are killed, lose their connections, are
-cut off, stopped and drained, and others join. Each event is applied once, and each account's events in order."""
+cut off, stopped and drained, and others join. Each event is applied once, and each account's events in order. Idle
+programs, those of demo/ too, only wait."""
 
 import contextlib
 import itertools
 import os
 import random
+import re
 import signal
 import subprocess
+import sys
 import time
 import warnings
 from collections import Counter
@@ -266,3 +269,89 @@ def test_what_cannot_be_applied_stops_its_partition_only(server, db, language):
                 story.until(lambda: story.query(left) == [(0,)])
         finally:
             story.end()
+
+
+TURN = 600  # seconds of a TTL; a wait for something that does not happen lasts for a third of it
+WAITS = """SELECT query_start, clock_timestamp() - query_start > '1 s' FROM pg_stat_activity
+           WHERE datname = current_database() AND state = 'active' AND query LIKE '%session_wait(%' AND pid <> pg_backend_pid()"""
+
+
+def only_waits(query, add, applied, until=wait_until):
+    """Proves of the only program in a database that it makes no call but a wait while there is nothing to do, and that
+    it applies an event long before this wait would end. `applied` returns how many events are applied."""
+    for number in range(applied() + 1, applied() + 4):
+
+        def idle():
+            waits = query(WAITS)
+            return waits[0][0] if len(waits) == 1 and waits[0][1] else None
+
+        since = until(idle)
+        add()
+        until(lambda: applied() == number)
+        assert query("SELECT clock_timestamp() - %s < make_interval(secs => %s)", since, TURN / 3) == [(True,)]
+
+
+@once
+@pytest.mark.parametrize("language", CONSUMERS)
+def test_an_idle_program_only_waits(server, db, long_waits, language):
+    require(language)
+    server.query((EXAMPLES / "schema.sql").read_text(), dbname=db)
+    with (ROOT / f"target/log/examples-idle-{language}").open("w") as log:
+        story = Story(server, db, server, log, ttl=TURN)
+        try:
+            story.start(language)
+            story.until(story.shared)
+            add = lambda: story.query("INSERT INTO events (account, cents) VALUES ('account-1', 100)")  # noqa: E731
+            applied = lambda: story.query("SELECT count(*) FROM ledger")[0][0]  # noqa: E731
+            only_waits(story.query, add, applied, story.until)
+            # A restart of the server ends the watch of a session that lives on. The program then begins it again.
+            ((_, session),) = story.sessions()
+            story.query("SELECT eskit_lease.session_watch(%s, NULL)", session)
+            add()
+            story.query("SELECT eskit_lease.lease_acquire('something else', %s)", session)
+            story.until(lambda: applied() == 4)
+            only_waits(story.query, add, applied, story.until)
+        finally:
+            story.end()
+
+
+def demo_schema():
+    """Returns the tables of the demo of one leader, without the extension and the role of its programs."""
+    schema = (ROOT / "demo/schema.sql").read_text()
+    return re.sub(r"^(?:CREATE (?:EXTENSION|ROLE)|SELECT eskit_lease\.grant|GRANT).*$", "", schema, flags=re.M)
+
+
+@contextlib.contextmanager
+def demo_program(server, db, program):
+    """Runs a program of the demo, with a long TTL."""
+    code = (ROOT / f"demo/{program}.py").read_text().replace("TTL = 2.0", f"TTL = {TURN}")
+    options = ["--ttl", str(TURN)] if program == "member" else []
+    env = os.environ | {"PGHOST": server.host, "PGPORT": str(server.port), "PGUSER": "postgres", "PGDATABASE": db, "PYTHONPATH": str(ROOT / "demo")}
+    with (ROOT / f"target/log/demo-{program}").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", code, "program", *options], env=env, stdout=log, stderr=log)
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+DEMO = {
+    "consumer": ("INSERT INTO order_events (customer, cents) VALUES (1, 100)", "applied"),
+    "member": (
+        """WITH head AS (UPDATE payment_heads SET position = position + 1 WHERE partition = 7 RETURNING partition, position),
+                payment AS (INSERT INTO payments SELECT partition, position, 'account', 100 FROM head)
+           SELECT eskit_lease.cursor_report_head('payments', partition, position) FROM head""",
+        "payments_applied",
+    ),
+}
+
+
+@once
+@pytest.mark.parametrize("program", DEMO)
+def test_an_idle_program_of_the_demo_only_waits(server, db, long_waits, program):
+    event, witness = DEMO[program]
+    query = lambda sql, *params: server.query(sql, *params, dbname=db)  # noqa: E731
+    query(demo_schema() + (ROOT / "demo/group.sql").read_text())
+    with demo_program(server, db, program):
+        only_waits(query, lambda: query(event), lambda: query(f"SELECT count(*) FROM {witness}")[0][0])

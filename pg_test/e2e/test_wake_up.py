@@ -1,10 +1,7 @@
 """No loop of the documentation sleeps through a change that comes between its question and its wait: each loop is run
 with a hand-over between the two."""
 
-import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -16,7 +13,7 @@ from documents import PAGES, examples
 from languages import CONSUMERS, EXAMPLES, require
 from paste import Psql
 from psycopg.rows import namedtuple_row
-from test_examples import Story
+from test_examples import TURN, Story, demo_program, demo_schema, only_waits
 from test_recipes import RECIPES, SECTIONS
 
 pytestmark = once
@@ -101,13 +98,14 @@ def test_a_recipe_is_told_of_what_comes_after_its_question(server, db, tmp_path,
 
 
 # Each of these functions stands in for the real one of its name, and calls it. If a session has asked its question, its
-# next heartbeat or wait first waits for the gate.
+# next heartbeat, watch or wait first waits for the gate.
 GAP = """
     CREATE TABLE asked (session uuid);
     ALTER FUNCTION eskit_lease.lease_acquire RENAME TO real_acquire;
     ALTER FUNCTION eskit_lease.group_assignment RENAME TO real_assignment;
     ALTER FUNCTION eskit_lease.session_heartbeat RENAME TO real_heartbeat;
     ALTER FUNCTION eskit_lease.session_wait RENAME TO real_wait;
+    ALTER FUNCTION eskit_lease.session_watch RENAME TO real_watch;
     CREATE FUNCTION eskit_lease.lease_acquire(resource text, session uuid, queue boolean DEFAULT false) RETURNS eskit_lease.lease_answer
         LANGUAGE plpgsql AS $$ BEGIN INSERT INTO asked VALUES ($2); RETURN eskit_lease.real_acquire($1, $2, $3); END $$;
     CREATE FUNCTION eskit_lease.group_assignment(group_name text, session uuid)
@@ -123,7 +121,9 @@ GAP = """
     CREATE FUNCTION eskit_lease.session_heartbeat(session uuid) RETURNS eskit_lease.session_state
         LANGUAGE plpgsql AS $$ BEGIN PERFORM through_the_gate($1); RETURN eskit_lease.real_heartbeat($1); END $$;
     CREATE FUNCTION eskit_lease.session_wait(session uuid, revision bigint, timeout interval DEFAULT NULL) RETURNS eskit_lease.session_state
-        LANGUAGE plpgsql AS $$ BEGIN PERFORM through_the_gate($1); RETURN eskit_lease.real_wait($1, $2, $3); END $$;"""
+        LANGUAGE plpgsql AS $$ BEGIN PERFORM through_the_gate($1); RETURN eskit_lease.real_wait($1, $2, $3); END $$;
+    CREATE FUNCTION eskit_lease.session_watch(session uuid, outbox regclass) RETURNS eskit_lease.session_state
+        LANGUAGE plpgsql AS $$ BEGIN PERFORM through_the_gate($1); RETURN eskit_lease.real_watch($1, $2); END $$;"""
 
 
 class Gate:
@@ -187,40 +187,55 @@ def led(connect):
     return SimpleNamespace(hand_over=hand_over)
 
 
-def test_the_demo_is_told_of_what_comes_after_its_question(server, connect, db, led):
-    schema = (ROOT / "demo/schema.sql").read_text()
+def test_the_demo_is_told_of_what_comes_after_its_question(server, connect, db, long_waits, led):
     conn = connect()
-    conn.execute(re.sub(r"^(?:CREATE (?:EXTENSION|ROLE)|SELECT eskit_lease\.grant|GRANT).*$", "", schema, flags=re.M))
+    conn.execute(demo_schema())
     conn.execute("INSERT INTO order_events (customer, cents) VALUES (1, 100)")
-    env = os.environ | {"PGHOST": server.host, "PGPORT": str(server.port), "PGUSER": "postgres", "PGDATABASE": db}
-    with (ROOT / "target/log/demo-gap").open("w") as log:
-        consumer = subprocess.Popen([sys.executable, ROOT / "demo/consumer.py", "next"], env=env, stdout=log)
-        try:
-            led.hand_over()
-            wait_until(lambda: conn.execute("SELECT consumer FROM applied").fetchall() == [("next",)])
-        finally:
-            consumer.kill()
-            consumer.wait()
+    with demo_program(server, db, "consumer"):
+        led.hand_over()
+        wait_until(lambda: conn.execute("SELECT consumer FROM applied").fetchall() == [("program",)])
 
 
-def test_the_loop_for_consumers_is_told_of_what_comes_after_its_question(connect, led):
-    """The loop of docs/consumer.md as it stands there."""
+@pytest.fixture
+def loop(connect):
+    """Gives a function that starts the loop of docs/consumer.md as it stands there, and lists what it applies."""
     (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/consumer.md").read_text(), re.M | re.S)
     applied, db = [], connect()
+    db.execute("CREATE TABLE events (position bigint PRIMARY KEY DEFAULT eskit_lease.position_next())")
     db.row_factory = namedtuple_row
+
+    def read(db, position):
+        return db.execute("SELECT position FROM events WHERE position > %s AND position < eskit_lease.position_horizon()", (position,)).fetchall()
 
     def apply(db, batch):
         applied.extend(batch)
-        return len(applied)
+        return batch[-1].position
 
     own = {
-        "read_checkpoint": lambda _: 0, "read_events": lambda _, position: [] if position else ["event"], "apply_and_move_checkpoint": apply,
-        "time": time, "TTL": 600, "Lost": RuntimeError, "stopping": False,
+        "read_checkpoint": lambda _: applied[-1].position if applied else 0, "read_events": read, "apply_and_move_checkpoint": apply,
+        "time": time, "TTL": TURN, "Lost": RuntimeError, "stopping": False,
     }  # fmt: skip
     exec(code, own)
     consumer = threading.Thread(target=lambda: own["consume"](db, own["Session"](db)), daemon=True)
-    consumer.start()
+
+    def start():
+        consumer.start()
+        return applied
+
+    yield start
+    own["stopping"] = True
+    connect().execute("INSERT INTO events DEFAULT VALUES")
+    consumer.join()
+
+
+def test_the_loop_for_consumers_is_told_of_what_comes_after_its_question(connect, long_waits, led, loop):
+    connect().execute("INSERT INTO events DEFAULT VALUES")
+    applied = loop()
     led.hand_over()
     wait_until(lambda: applied)
-    own["stopping"] = True
-    consumer.join()
+
+
+def test_the_loop_for_consumers_only_waits_when_idle(connect, long_waits, loop):
+    conn, applied = connect(), loop()
+    query = lambda sql, *params: conn.execute(sql, params or None).fetchall()  # noqa: E731
+    only_waits(query, lambda: conn.execute("INSERT INTO events DEFAULT VALUES"), lambda: len(applied))

@@ -6,8 +6,8 @@ use tokio::{signal::unix::SignalKind, signal::unix::signal, time::Timeout, time:
 use tokio_postgres::{Client, Error, NoTls, error::SqlState, types::ToSql, types::Type};
 
 const OPEN: &str = "SELECT session FROM eskit_lease.session_open($1, make_interval(secs => $2), takeover => true)";
-const HEARTBEAT: &str = "SELECT * FROM eskit_lease.session_heartbeat($1)";
-const WAIT: &str = "SELECT * FROM eskit_lease.session_wait($1, $2, '100 ms')";
+const HEARTBEAT: &str = "SELECT * FROM eskit_lease.session_watch($1, 'events')"; // it watches, too
+const WAIT: &str = "SELECT * FROM eskit_lease.session_wait($1, $2, CASE WHEN $3 THEN interval '100 ms' END)";
 const RELEASE: &str =
     "SELECT eskit_lease.group_release($1, partition, fence) FROM eskit_lease.group_assignment($1, $2)";
 const OWNED: &str =
@@ -78,7 +78,7 @@ async fn consume() -> Result<()> {
             }
         }
         (revision, asked, trust) = match news.is_empty() || asked.elapsed() >= trust {
-            true => ask(&db, WAIT, &[(&session, Type::UUID), (&revision, Type::INT8)]).await?,
+            true => ask(&db, WAIT, &[me[0].clone(), (&revision, Type::INT8), (&!news.is_empty(), Type::BOOL)]).await?,
             false => ask(&db, HEARTBEAT, &me).await?,
         };
     }
