@@ -5,7 +5,7 @@ PG_CONFIG ?= pg_config
 SECONDS ?= 600
 MAJORS := 15 16 17 18
 
-.PHONY: help all demo test test-all test-ends test-deb soak bench install deb dist sql lint clean
+.PHONY: help all demo test test-all test-ends test-deb soak bench install deb oci dist sql lint clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+): ## (.*)/make \1\t\2/p' Makefile | expand -t 18
@@ -47,6 +47,10 @@ install: ## a release build for, and into, the server of PG_CONFIG=/path/to/pg_c
 deb: ## a Debian package for the server of Debian's packages, into target/deb/ (PG=15)
 	@pg_test/setup
 	@packaging/deb/build $(PG)
+
+oci: ## the extension as a layer of a container image, and a Dockerfile, into target/oci/ (PG=18)
+	@pg_test/setup --no-tests $(if $(filter command line,$(origin PG)),$(PG),18)
+	@packaging/oci/build $(if $(filter command line,$(origin PG)),$(PG),18)
 
 dist: ## the sources as PGXN takes them, into target/dist/
 	@packaging/pgxn/build

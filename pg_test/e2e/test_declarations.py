@@ -1,6 +1,5 @@
 """The SQL that the project keeps makes what the SQL that pgrx generates from the code makes."""
 
-import shutil
 import subprocess
 
 from catalogs import differences, facts
@@ -28,4 +27,3 @@ def test_the_kept_sql_makes_what_is_generated():
         del side["extension eskit_lease", "pg_extension.extversion"]
     assert not differences(*found)
     server.stop()
-    shutil.rmtree(ROOT / "target/pg" / COPY)

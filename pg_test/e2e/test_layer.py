@@ -1,0 +1,59 @@
+"""The layer of `make oci`, found by a server's search paths, as CloudNativePG mounts it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from client import Session, call
+from conftest import MAJOR, ROOT, Server
+
+pytestmark = pytest.mark.skipif(int(MAJOR) < 18, reason="extension_control_path is new in 18")
+BARE = f"{MAJOR}-bare"
+# A copy of the server without the extension. No other run builds meanwhile (pg_test/run).
+BUILD = """
+    . pg_test/env "$0" && copy_server "$1" &&
+    rm -f "$(extension_dir "$1")"/eskit_lease* "$("$ROOT/target/pg/$1/bin/pg_config" --pkglibdir)/eskit_lease.so" &&
+    flock 9 && packaging/oci/build "$0" dev 9>&-
+"""
+
+
+@pytest.fixture(scope="module")
+def bare():
+    done = subprocess.run(["bash", "-c", f"{{ {BUILD} }} 9>>target/log/lock", MAJOR, BARE], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    layer = ROOT / done.stdout.splitlines()[-1]
+    server = Server("e2e", f"extension_control_path = '$system:{layer}/share'", f"dynamic_library_path = '$libdir:{layer}/lib'", of=BARE)
+    yield server
+    server.stop()
+
+
+def libraries(pid):
+    """Returns the files of ours that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if "eskit_lease" in line}
+
+
+def test_the_layer_serves_a_server_that_has_no_extension(bare):
+    bare.query("CREATE EXTENSION eskit_lease")
+    with bare.connect() as conn:
+        session = Session(conn)
+        call(conn, "fence_check", "orders", session.take("orders"))
+        # The server preloads it by one name, and the functions name it by another: both must be the same file.
+        assert libraries(conn.info.backend_pid) == libraries(bare.pid)
+        (library,) = libraries(bare.pid)
+        assert os.path.samefile(library, ROOT / f"target/oci/{MAJOR}/lib/eskit_lease.so")
+
+
+def test_the_regress_files_pass_on_the_layer(bare, tmp_path):
+    """As pg_test/run drives them: by the client and the driver of 15."""
+    (tmp_path / "expected").symlink_to(ROOT / "pg_test/expected")
+    tests = sorted(path.stem for path in (ROOT / "pg_test/sql").glob("*.sql"))
+    command = f"""
+        . pg_test/env 15
+        exec "$("$PG_CONFIG" --pkglibdir)/pgxs/src/test/regress/pg_regress" --bindir="$PG_BIN" --inputdir=pg_test --outputdir={tmp_path} \
+            --host={bare.host} --port={bare.port} --user=postgres --load-extension=eskit_lease {' '.join(tests)}
+    """
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    diffs = tmp_path / "regression.diffs"
+    assert done.returncode == 0, done.stdout + (diffs.read_text() if diffs.exists() else "")
