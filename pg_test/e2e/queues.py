@@ -22,6 +22,7 @@ TABLES = f"""
         place bigint GENERATED ALWAYS AS IDENTITY, token bigint, what text, queue text, item bigint, key text, number bigint,
         fence bigint, attempt int, session uuid, began float8, at float8 DEFAULT extract(epoch FROM clock_timestamp()), due float8);
     SELECT eskit_lease.group_create('g', {PARTITIONS}, rebalance_timeout => '200 ms')"""
+EVENTS = {"add", "claim", "done", "fail", "dead", "unclaim", "requeue"}
 
 
 class Stress:
@@ -30,7 +31,7 @@ class Stress:
         self.tokens, self.numbers, self.processes = itertools.count(1), itertools.count(1), itertools.count()
         self.committed, self.sessions, self.faults, self.items = {}, {}, [], collections.Counter()
         self.sessions_of = collections.defaultdict(list)
-        self.peace = threading.Event()
+        self.over, self.peace = threading.Event(), threading.Event()
 
     def connect(self):
         return self.server.connect(application_name=NAME)
@@ -42,10 +43,10 @@ class Stress:
             for queue, (order, group) in QUEUES.items():
                 call(conn, "queue_create", queue, MAX_ATTEMPTS, f"{BACKOFF} s", order, group or None)
 
-    def consumer(self, name, until):
+    def consumer(self, name):
         """Runs one process after another; a former process goes on beside the next for a while."""
         chance, former, process = random.Random(f"{self.seed} {name}"), [], None
-        while time.time() < until and not self.faults:
+        while not self.over.is_set() and not self.faults:
             takes_over = bool(process) and chance.random() < 0.6
             try:
                 new = Process(self, name, next(self.processes), takes_over)
@@ -80,12 +81,12 @@ class Stress:
                 if commits:
                     self.committed[int(gid)] = time.time()
 
-    def faulty(self, until):
+    def faulty(self):
         """Ends or stops a connection in the middle of a call, and crashes the server."""
         chance = random.Random(f"{self.seed} faults")
-        crashes = [until - self.seconds * (n + 0.5) / self.crashes for n in reversed(range(self.crashes))]
+        crashes = [time.time() + self.seconds * (n + 0.5) / self.crashes for n in range(self.crashes)]
         victim = f"SELECT pid FROM pg_stat_activity WHERE application_name = '{NAME}' ORDER BY random() LIMIT 1"
-        while time.time() < until:
+        while not self.over.is_set():
             time.sleep(chance.uniform(0.2, 0.6))
             if crashes and time.time() > crashes[0]:
                 crashes.pop(0)
@@ -99,12 +100,15 @@ class Stress:
     def run(self):
         """Runs everything, and returns the journal in its order."""
         self.prepare()
-        until = time.time() + self.seconds
+        ends = time.time() + self.seconds
         resolver = threading.Thread(target=self.resolve)
-        threads = [threading.Thread(target=self.consumer, args=(f"consumer {i}", until)) for i in range(CONSUMERS)]
-        threads.append(threading.Thread(target=self.faulty, args=(until,)))
+        threads = [threading.Thread(target=self.consumer, args=(f"consumer {i}",)) for i in range(CONSUMERS)]
+        threads.append(threading.Thread(target=self.faulty))
         for thread in [resolver, *threads]:
             thread.start()
+        while time.time() < ends or not (self.faults or self.has_had_all()) and time.time() < ends + 60:
+            time.sleep(0.05)
+        self.over.set()
         for thread in threads:
             thread.join()
         self.peace.set()
@@ -114,6 +118,15 @@ class Stress:
             self.drain(conn)
             journal = conn.execute(f"SELECT {', '.join(Event._fields)} FROM journal ORDER BY place")
             return [Event(*row) for row in journal]
+
+    def has_had_all(self):
+        """Returns whether each kind of event was met, and each queue done, which takes longer on a slow machine."""
+        try:
+            had = "SELECT array_agg(DISTINCT what), array_agg(DISTINCT queue) FILTER (WHERE what = 'done') FROM journal"
+            ((events, queues),) = self.server.query(had)
+        except psycopg.OperationalError:  # the server is restarting
+            return False
+        return set(events or []) == EVENTS and set(queues or []) == set(QUEUES)
 
     def drain(self, conn):
         """Lets workers that make no trouble finish everything."""

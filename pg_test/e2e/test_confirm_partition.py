@@ -13,7 +13,7 @@ from client import Session
 from conftest import Server, promote, wait_until
 from links import Link
 
-SEED, ROUNDS = 7, 4
+SEED, ROUNDS, MOST_ROUNDS = 7, 4, 20
 TTL = 2.0
 LINES = ("hot_standby = on", "log_min_messages = error", "max_wal_senders = 4")
 
@@ -134,6 +134,7 @@ def partition(template, chance):
         for client in clients:
             client.start()
         time.sleep(chance.uniform(0, 0.5))
+        wait_until(lambda: len(clients[0].windows) > 5)
         link.cut(*chance.choice([(), (link.to_client,), (link.to_server,)]))  # both ways, the WAL, or its acknowledgements
         time.sleep(chance.uniform(0, 0.5))
         promote(standby)
@@ -153,13 +154,13 @@ def partition(template, chance):
 
 @pytest.mark.flaky(reruns=0)  # what its history proves once is proved
 def test_nobody_trusts_what_another_has(template):
-    chance, unheard = random.Random(SEED), 0
-    for number in range(ROUNDS):
+    chance, unheard, number = random.Random(SEED), 0, 0
+    while number < ROUNDS or unheard == 0:
+        assert number < MOST_ROUNDS, "the standby knew of every grant: nothing was tried"
         windows, told, missed = partition(template, chance)
         overlaps = {
             resource: round(until - told[resource], 3) for resource, until in windows if resource in told and told[resource] < until
         }
         assert not overlaps, f"seed {SEED}, partition {number}: trusted for so long after another had it: {overlaps}"
-        assert sum(resource == "held" for resource, _ in windows) > 5
         unheard += missed
-    assert unheard > 0, "the standby knew of every grant: nothing was tried"
+        number += 1
