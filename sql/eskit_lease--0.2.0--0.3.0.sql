@@ -237,7 +237,7 @@ COMMENT ON FUNCTION eskit_lease.item_claim(text, uuid, integer) IS
 CREATE INDEX _items_key ON eskit_lease._items (queue, partition, key, place) WHERE key IS NOT NULL;
 CREATE INDEX _later_key ON eskit_lease._later (queue, partition, key, due) WHERE key IS NOT NULL;
 
--- The views waiters, executions and queues read few rows of many.
+-- The views executions and queues read few rows of many.
 CREATE INDEX _executions_open ON eskit_lease._executions (state, started_at) WHERE state <> 'done';
 CREATE TYPE eskit_lease._item_counts AS (items bigint, later bigint, dead bigint, counted_at timestamptz, ready_since timestamptz);
 CREATE TYPE eskit_lease._held_count AS (held bigint, counted_at timestamptz);
@@ -249,25 +249,6 @@ CREATE FUNCTION eskit_lease._count_items(queue integer, ordering text, partition
 COMMENT ON FUNCTION eskit_lease._count_held() IS 'Internal: how many leases living sessions hold; under the metrics.';
 COMMENT ON FUNCTION eskit_lease._count_items(integer, text, integer) IS 'Internal: how many items a queue has, and since when one is ready; under the view queues.';
 REVOKE ALL ON FUNCTION eskit_lease._count_held(), eskit_lease._count_items(integer, text, integer) FROM PUBLIC;
-CREATE OR REPLACE VIEW eskit_lease.waiters AS
-SELECT w.resource,
-       row_number() OVER (PARTITION BY w.resource ORDER BY w.place) AS position,
-       s.consumer,
-       CASE WHEN pg_has_role(s.role, 'USAGE') OR pg_has_role(e.extowner, 'USAGE') THEN w.session END AS session,
-       coalesce(CASE WHEN s.draining AND t.state = 'alive' THEN 'draining' ELSE t.state END, 'expired') AS state,
-       w.queued_at,
-       clock_timestamp() - w.queued_at AS waiting_for,
-       -- A subquery: if a reader does not select this column, no lease is read. There may be a million.
-       (SELECT h.consumer
-        FROM eskit_lease._leases AS l
-        JOIN eskit_lease._sessions AS h ON h.session = l.session
-        WHERE l.resource = w.resource AND l.slot = 0 AND NOT l.declared
-        LIMIT 1) AS holder
-FROM pg_extension AS e
-CROSS JOIN eskit_lease._waiters AS w
-LEFT JOIN eskit_lease._sessions AS s ON s.session = w.session
-LEFT JOIN LATERAL eskit_lease._standing(s.session, s.boot_id, s.ttl_ms) AS t ON true
-WHERE e.extname = 'eskit_lease';
 CREATE OR REPLACE VIEW eskit_lease.executions AS
 SELECT x.key,
        x.shown AS state,
