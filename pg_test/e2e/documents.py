@@ -66,3 +66,8 @@ def examples(text):
     blocks = re.findall(r"^```sql\n(.*?)^```", text, re.M | re.S)
     named = (re.match(r"-- \[([\w-]+)\]", block) for block in blocks)
     return [(name[1] if name else "", block) for name, block in zip(named, blocks, strict=True)]
+
+
+def files(text):
+    """Returns {path: example} of the examples that begin with the path of their file."""
+    return {path: block for block, path in re.findall(r"^```\w+\n(# ([\w/.]+)\n.*?)^```", text, re.M | re.S)}
