@@ -115,6 +115,23 @@ def test_transactions_that_overlap_hold_back_only_what_is_above_the_horizon(serv
     assert (reader.wait(), reader.read()) == ("changed", 2)
 
 
+def test_rows_are_told_of_that_a_raise_of_positions_holds_back(server, db, connect, reader):
+    one, two, writer = connect(server), connect(server), connect(server)
+    assert call(writer, "position_raise", 1 << 50)
+    reader.drain()
+    one.execute("BEGIN")
+    one.execute("SELECT pg_current_xact_id()")
+    writer.execute("INSERT INTO news (what) VALUES ('x')")
+    two.execute("BEGIN")
+    two.execute("SELECT pg_current_xact_id()")
+    assert call(writer, "position_raise", 1 << 60)
+    one.execute("COMMIT")
+    reader.drain()
+    assert reader.read() == 0  # until all transactions from before the raise have ended
+    two.execute("COMMIT")
+    assert (reader.wait("10 s"), reader.read()) == ("changed", 1)
+
+
 def test_news_from_before_the_watch_and_between_waits_are_not_missed(server, db, connect, reader):
     blocker, writer = connect(server), connect(server)
     reader.watch(None)

@@ -232,6 +232,8 @@ impl Stored {
     /// base.
     fn set_base(&self, call: &Call, base: i64, since: Option<i64>) {
         if let Some(since) = since {
+            // Before readers use it: from then on rows may stay unreadable until all transactions before it have ended.
+            call.shared.tell_news(call.database, since - 1, |_| true);
             set(call, c"position_since", since);
         }
         set(call, c"position_base", base);

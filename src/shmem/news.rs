@@ -21,8 +21,9 @@
 //! committed later, or was above the horizon; in both cases its id is noted, and the wait answers once it is readable.
 //! A new watch begins with the ids from the oldest open transaction to the last one that was given. So it also covers
 //! transactions that committed, or were prepared, before the watch, and are not readable yet. PREPARE notes the news of
-//! all watches of the database, since nothing of ours runs at COMMIT PREPARED. A standby has no watches. A client may
-//! wake in vain, and reads on.
+//! all watches of the database, since nothing of ours runs at COMMIT PREPARED. So does a raise of positions: some rows
+//! are then readable only once all transactions from before it have ended. A standby has no watches. A client may wake
+//! in vain, and reads on.
 //!
 //! **Hints** say that a watch may exist: one for each database, one for each block of slots. A watch sets its oid, then
 //! the hints, then takes its first ids. A writer commits, then reads the hints. Between both is a fence: so the writer
