@@ -78,15 +78,48 @@ impl Hint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
-    #[test]
-    fn later_news_does_not_hold_earlier_news_back() {
-        let watch = Watch {
+    fn watch() -> Watch {
+        Watch {
             table: Counted::default(),
             first: Counted::default(),
             last: Counted::default(),
             rests_until: AtomicU64::new(0),
-        };
+        }
+    }
+
+    /// Runs `other` before each step of `one` in turn. News of 30 must be there afterwards, since it is not readable
+    /// for either.
+    fn cross(one: impl Fn(&Watch, &dyn Fn() -> bool) -> bool, other: impl Fn(&Watch) -> bool) {
+        for at in 0..9 {
+            let (watch, steps) = (watch(), Cell::new(0));
+            watch.add(|| true, 10, 10);
+            let is_mine = || {
+                if steps.replace(steps.get() + 1) == at {
+                    other(&watch);
+                }
+                true
+            };
+            one(&watch, &is_mine);
+            if steps.get() <= at {
+                other(&watch);
+            }
+            assert!(watch.take(|| true, 99, u64::MAX), "at step {at}");
+        }
+    }
+
+    #[test]
+    fn no_news_is_lost_between_two_processes() {
+        let add = |watch: &Watch, is_mine: &dyn Fn() -> bool| watch.add(is_mine, 30, 30);
+        let take = |watch: &Watch, is_mine: &dyn Fn() -> bool| watch.take(is_mine, 11, 0);
+        cross(add, |watch| take(watch, &|| true));
+        cross(take, |watch| add(watch, &|| true));
+    }
+
+    #[test]
+    fn later_news_does_not_hold_earlier_news_back() {
+        let watch = watch();
         let take = |open, now| watch.take(|| true, open, now);
         assert!(!take(9, 0));
         assert_eq!([7, 5, 30, 5, 8].map(|xid| watch.add(|| true, xid, xid)), [true, true, false, true, false]);
