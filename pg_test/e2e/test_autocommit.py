@@ -116,6 +116,54 @@ def warnings(conn, work):
     return heard
 
 
+def overdue(conn):
+    """Returns whether the transaction of a connection is open for longer than the heartbeats of a TTL of 6 s are apart."""
+    return conn.execute("SELECT clock_timestamp() - now() > '2.1 s'").fetchone()[0]
+
+
+@pytest.mark.parametrize("opening", ["open", "committed"])
+def test_a_transaction_that_is_left_open_is_told_so(server, db, connect, opening):
+    """Without another connection nobody would tell the client, and all that it does would be lost with its end."""
+    with psycopg.connect(server.dsn(db)) as work:
+        session = Session(work, ttl="6 s")
+        if opening == "committed":
+            work.commit()
+        session.take("r")
+        assert warnings(work, lambda _: session.heartbeat().reason == "alive" or pytest.fail("told too early")) == []
+        wait_until(lambda: overdue(work))
+        asking = lambda _: [session.acquire("r"), session.acquire("r", True)]  # noqa: E731
+        assert warnings(work, asking) == ["25001"], "once in a transaction"
+        assert session.heartbeat().reason == "uncommitted"
+        assert call(work, "session_wait", session.id, session.revision, "0").reason in ("changed", "uncommitted")
+        work.commit()
+        assert warnings(work, asking) == [] and session.heartbeat().reason == "alive"
+        assert Session(connect(), ttl="6 s").acquire("r").reason == "held", "the commit is what was missing"
+
+
+def test_a_wait_in_a_transaction_that_has_asked_is_told_so(server, db, connect):
+    Session(connect(), ttl="1 min").take("r")
+    with psycopg.connect(server.dsn(db)) as work:
+        session = Session(work, ttl="6 s")
+        work.commit()
+        revision = session.acquire("r", True).revision
+        told = []
+        assert warnings(work, lambda _: told.append(call(work, "session_wait", session.id, revision, "1 min"))) == ["25001"]
+        assert told[0].reason == "uncommitted" and told[0].alive
+
+
+def test_a_heartbeat_within_long_work_is_not_warned(connect):
+    """Here the client knows what it does: its lease was committed before."""
+    work = connect()
+    session = Session(work, ttl="6 s")
+    fence = session.take("r")
+    work.execute("CREATE TABLE done (n int)")
+    with work.transaction():
+        call(work, "fence_check", "r", fence)
+        work.execute("INSERT INTO done VALUES (1)")
+        wait_until(lambda: overdue(work))
+        assert warnings(work, lambda _: session.heartbeat().reason == "alive" or pytest.fail("told in vain")) == []
+
+
 @pytest.mark.parametrize("prepared", [True, False])
 def test_a_pipeline_that_checks_and_writes_is_not_warned(connect, prepared):
     conn = connect()

@@ -46,7 +46,7 @@ impl SessionState {
         let quiet = matches!(reason, "alive" | "timeout" | "heartbeat");
         let reason = match quiet {
             true if touch.without_slot() => SESSIONS_FULL,
-            true if touch.uncommitted() => UNCOMMITTED,
+            true if touch.uncommitted() || touch.overdue() => UNCOMMITTED,
             true if touch.unconfirmed() => "unconfirmed",
             _ => reason,
         };
@@ -109,6 +109,8 @@ struct Waiter {
 impl Waiter {
     fn of(shared: &'static Shared, session: Uuid, revision: i64) -> Result<Waiter> {
         let mut touch = touch(shared, session)?;
+        // Nobody sees what this transaction has written until the wait is over, a place in line included.
+        touch.pending = transaction::has_written();
         // Here, since not every call waits.
         if let Some(at) = touch.at.filter(|at| touch.alive() && shared.takes_news(*at))
             && let (Some(standing), Some(now)) = (&mut touch.standing, shared.look(at))

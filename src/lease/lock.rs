@@ -140,6 +140,6 @@ fn lock_acquire(
         session::delete(&call, &[me.session()]);
         call.seam().ended(me, true);
     }
-    let touch = Touch { home: call.home, at: Some(me), standing: shared.look(me) };
+    let touch = Touch { home: call.home, at: Some(me), standing: shared.look(me), pending: false };
     one(answer, touch.trust_ms())
 }

@@ -6,7 +6,7 @@ use super::slot::{authorize, find, is_private};
 use crate::base::error::{Error, Result};
 use crate::call::Call;
 use crate::pg::catalog::{self, Home};
-use crate::pg::{clock, role};
+use crate::pg::{clock, role, transaction};
 use crate::seam;
 use crate::shmem::slots::SlotRef;
 use crate::shmem::standing::Standing;
@@ -14,6 +14,7 @@ use crate::shmem::word::State;
 use crate::shmem::{Shared, shared};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::{PgLogLevel, Uuid};
+use std::cell::Cell;
 
 /// The reason for a session whose opening another transaction has yet to commit.
 pub const UNCOMMITTED: &str = "uncommitted";
@@ -23,9 +24,35 @@ pub struct Touch {
     pub home: Home,
     pub at: Option<SlotRef>,
     pub standing: Option<Standing>,
+    /// Whether this transaction, when the call came, had done something for the session that others do not see yet.
+    pub pending: bool,
+}
+
+thread_local! {
+    /// The start of the last transaction that was warned of being open for too long.
+    static WARNED: Cell<i64> = const { Cell::new(i64::MIN) };
 }
 
 impl Touch {
+    /// A touch that finds no session, or no living one.
+    fn without(home: Home, standing: Option<Standing>) -> Touch {
+        Touch { home, at: None, standing, pending: false }
+    }
+
+    /// Returns whether this transaction has pending work for the session and is open for longer than heartbeats are
+    /// apart: its client may not know that it is in a transaction at all. Warns once in each such transaction, since
+    /// behind a pooler the next one on this connection may be of another client.
+    pub fn overdue(&self) -> bool {
+        let Some(at) = self.at.filter(|_| self.pending && self.alive()) else { return false };
+        let third = shared().map_or(i64::MAX, |shared| i64::from(shared.ttl_ms(at)) * 1_000 / 3);
+        let began = transaction::began_at();
+        let overdue = clock::timestamp() - began > third;
+        if overdue && WARNED.replace(began) != began {
+            ErrorReport::from(Error::Pending).report(PgLogLevel::WARNING);
+        }
+        overdue
+    }
+
     pub fn alive(&self) -> bool {
         self.standing.is_some_and(|standing| standing.alive())
     }
@@ -99,7 +126,7 @@ pub fn ended(reason: &'static str) -> ErrorReport {
 pub fn touch(shared: &'static Shared, session: Uuid) -> Result<Touch> {
     let home = catalog::home();
     if is_private(shared, home, session) {
-        return Ok(Touch { home, at: None, standing: None });
+        return Ok(Touch::without(home, None));
     }
     touch_holder(shared, session, None)
 }
@@ -115,11 +142,11 @@ pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&st
         }
         None => {
             let call = Call::open(shared)?;
-            let Some(row) = row_or_opening(session) else { return Ok(Touch { home, at: None, standing: None }) };
+            let Some(row) = row_or_opening(session) else { return Ok(Touch::without(home, None)) };
             authorize(caller, row.role, resource)?;
             match call.at_of(&row) {
                 Some(at) => at,
-                None => return Ok(Touch { home, at: None, standing: Some(Standing::dead()) }),
+                None => return Ok(Touch::without(home, Some(Standing::dead()))),
             }
         }
     };
@@ -127,5 +154,8 @@ pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&st
     if standing.is_some_and(|standing| standing.alive() && shared.is_stray(at, standing.now)) {
         ErrorReport::from(Error::Stray).report(PgLogLevel::NOTICE);
     }
-    Ok(Touch { home, at: Some(at), standing })
+    let pending = transaction::has_written() && (shared.is_opened_here(at) || seam::revises(at));
+    let touch = Touch { home, at: Some(at), standing, pending };
+    touch.overdue();
+    Ok(touch)
 }

@@ -231,6 +231,11 @@ impl Shared {
         self.opening(at) != Some(true)
     }
 
+    /// Returns whether this transaction opens the session.
+    pub fn is_opened_here(&self, at: SlotRef) -> bool {
+        transaction::is_mine(self.slot(self.current(at)).opened_by.load(Ordering::Relaxed).into())
+    }
+
     /// Erases a session whose opening was rolled back. Returns whether it was. A transaction erases such a session
     /// itself, but a moment after its end; for a prepared transaction, the first call that finds its end does so.
     pub fn erase_rolled_back(&self, at: SlotRef) -> bool {

@@ -16,6 +16,8 @@ pub enum SessionError {
         owner: String,
         caller: String,
     },
+    /// A warning.
+    Pending,
     NotAttached,
     AttachPrepared,
     /// A notice.
@@ -57,6 +59,15 @@ impl From<SessionError> for Report {
             .set_detail(format!("A take-over by role \"{caller}\" ends sessions of that role alone."))
             .set_hint(
                 "Open the session as the other role, or close the former one: it keeps what it holds until it ends.",
+            ),
+            Pending => report(
+                Code::ERRCODE_ACTIVE_SQL_TRANSACTION,
+                "transaction is open for longer than the session's heartbeats are apart",
+            )
+            .set_detail("What it has opened, acquired and written is not committed, and is lost with the connection.")
+            .set_hint(
+                "Call sessions and leases in autocommit; psycopg and SQLAlchemy begin transactions by themselves. This \
+                 transaction is not warned again.",
             ),
             NotAttached => invalid("attach_grace is given without attach")
                 .set_hint("Open the session with attach => true, or leave attach_grace out."),
