@@ -28,17 +28,21 @@
 //! **Hints** say that a watch may exist: one for each database, one for each block of slots. A watch sets its oid, then
 //! the hints, then takes its first ids. A writer commits, then reads the hints. Between both is a fence: so the writer
 //! sees the hint, or the watch begins when the writer has ended. A writer that finds no living watch clears a hint,
-//! unless it has been set since the writer read it: each set makes another version.
+//! unless it has been set since the writer read it: each set makes another version. A hint that only watches of one
+//! table have set names that table, and writers of other tables pass by.
 
 use super::block;
 use super::databases::Database;
 use super::shared::Shared;
 use super::slot::SlotRef;
-use super::watch::Watch;
+use super::watch::{Watch, only_table};
 use super::word::State;
 use crate::base::limits;
 use crate::pg::{clock, transaction};
 use std::sync::atomic::{Ordering, fence};
+
+/// For how many tables a writer remembers whether it has written them, as a power of two, while it walks the watches.
+const KNOWN_BITS: u32 = 6;
 
 /// When a waiting call looks again whether news is readable.
 pub(super) struct Again(u64);
@@ -68,8 +72,8 @@ impl Shared {
             watch.forget(|| self.is_still(at));
             return;
         }
-        self.watched[at.index as usize / block::SLOTS].set();
-        database.watched.set();
+        self.watched[at.index as usize / block::SLOTS].set(table);
+        database.watched.set(table);
         fence(Ordering::SeqCst);
         let first = transaction::oldest_open_id().cast_unsigned();
         let last = transaction::next_full_id().cast_unsigned() - 1;
@@ -85,10 +89,25 @@ impl Shared {
     pub fn tell_news(&self, database: &Database, xid: i64, has_written: impl Fn(u32) -> bool) {
         fence(Ordering::SeqCst);
         let Some(read) = database.watched.read() else { return };
+        let mut known = [(0, false); 1 << KNOWN_BITS];
+        let mut writes = |table: u32| {
+            // Spreads oids that have a stride.
+            let at = &mut known[(table.wrapping_mul(0x9E37_79B1) >> (u32::BITS - KNOWN_BITS)) as usize];
+            if at.0 != table {
+                *at = (table, has_written(table));
+            }
+            at.1
+        };
+        if only_table(read).is_some_and(|table| !writes(table)) {
+            return;
+        }
         let (oid, mut any) = (database.oid.load(Ordering::Relaxed), false);
-        let mut last = (0, false);
         for (block, (hint, watches)) in self.watched.iter().zip(self.watches.chunks(block::SLOTS)).enumerate() {
             let Some(read) = hint.read() else { continue };
+            if only_table(read).is_some_and(|table| !writes(table)) {
+                any = true;
+                continue;
+            }
             let mut here = false;
             for (index, watch) in (block * block::SLOTS..).zip(watches) {
                 let table = watch.table.get() as u32;
@@ -101,12 +120,9 @@ impl Shared {
                     continue;
                 }
                 any = true;
-                if last.0 != table {
-                    last = (table, has_written(table));
-                }
                 let at = SlotRef { index: index as u32, session: slot.session() };
                 let xid = xid.cast_unsigned();
-                if last.1 && watch.add(|| self.is_still(at), xid, xid) {
+                if writes(table) && watch.add(|| self.is_still(at), xid, xid) {
                     self.notice(at);
                 }
             }

@@ -56,13 +56,23 @@ impl Watch {
     }
 }
 
-/// Whether a watch may exist: the low bit. The other bits are a version.
+/// Returns the table of all watches, if a hint that was read knows of one only.
+pub(super) fn only_table(read: u64) -> Option<u32> {
+    Some((read >> u32::BITS) as u32).filter(|table| *table != 0)
+}
+
+/// Whether a watch may exist: the low bit. The other low bits are a version. The high half is the table, if all watches
+/// since the hint was clear are of one, or zero.
 #[repr(transparent)]
 pub struct Hint(AtomicU64);
 
 impl Hint {
-    pub(super) fn set(&self) {
-        self.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |word| Some(word.wrapping_add(2) | 1)).ok();
+    pub(super) fn set(&self, table: u32) {
+        let next = |word: u64| {
+            let is_one = word & 1 == 0 || only_table(word) == Some(table);
+            Some(u64::from(if is_one { table } else { 0 }) << u32::BITS | u64::from((word as u32).wrapping_add(2) | 1))
+        };
+        self.0.fetch_update(Ordering::SeqCst, Ordering::Relaxed, next).ok();
     }
 
     /// Returns what `clear` needs; `None` if no watch exists.
@@ -70,6 +80,7 @@ impl Hint {
         Some(self.0.load(Ordering::Acquire)).filter(|word| word & 1 != 0)
     }
 
+    /// Clears the hint, unless it has been set since it was read.
     pub(super) fn clear(&self, read: u64) {
         self.0.compare_exchange(read, read & !1, Ordering::AcqRel, Ordering::Relaxed).ok();
     }
@@ -137,16 +148,28 @@ mod tests {
     fn a_hint_that_was_set_since_is_not_cleared() {
         let hint = Hint(AtomicU64::new(0));
         assert_eq!(hint.read(), None);
-        hint.set();
+        hint.set(7);
         let read = hint.read().unwrap_or(0);
-        hint.set();
+        hint.set(7);
         hint.clear(read);
         assert!(hint.read().is_some_and(|now| now != read));
         hint.clear(hint.read().unwrap_or(0));
         assert_eq!(hint.read(), None);
         // Another process cleared and a third one set it again meanwhile.
-        hint.set();
+        hint.set(7);
         hint.clear(read);
         assert!(hint.read().is_some());
+    }
+
+    #[test]
+    fn a_hint_knows_the_table_if_it_is_one() {
+        let hint = Hint(AtomicU64::new(u64::from(u32::MAX) - 1));
+        let set = |table| {
+            hint.set(table);
+            hint.read().and_then(only_table)
+        };
+        assert_eq!([7, 7, u32::MAX, 7].map(set), [Some(7), Some(7), None, None]);
+        hint.clear(hint.read().unwrap_or(0));
+        assert_eq!([9, 7].map(set), [Some(9), None]);
     }
 }
