@@ -20,6 +20,7 @@ from heartbeats import heartbeats
 from idle import idle
 from items import items
 from keys import keys
+from news import news
 from peers import peers
 from rates import fence, grants, rates
 from sizes import sizes
@@ -32,6 +33,7 @@ PARTS = {
     "fence": fence,
     "fenced": fenced,
     "handover": handover,
+    "news": news,
     "expiry": expiry,
     "grants": grants,
     "bulk": bulk,
