@@ -48,9 +48,10 @@ deb: ## a Debian package for the server of Debian's packages, into target/deb/ (
 	@pg_test/setup
 	@packaging/deb/build $(PG)
 
+oci: PG = 18
 oci: ## the extension as a layer of a container image, and a Dockerfile, into target/oci/ (PG=18)
-	@pg_test/setup --no-tests $(if $(filter command line,$(origin PG)),$(PG),18)
-	@packaging/oci/build $(if $(filter command line,$(origin PG)),$(PG),18)
+	@pg_test/setup --no-tests $(PG)
+	@packaging/oci/build $(PG)
 
 dist: ## the sources as PGXN takes them, into target/dist/
 	@packaging/pgxn/build
