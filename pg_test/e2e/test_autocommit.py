@@ -123,7 +123,7 @@ def overdue(conn):
 
 @pytest.mark.parametrize("opening", ["open", "committed"])
 def test_a_transaction_that_is_left_open_is_told_so(server, db, connect, opening):
-    """Without another connection nobody would tell the client, and all that it does would be lost with its end."""
+    """The client has no other connection that could be told, and all that it does would be lost with this one."""
     with psycopg.connect(server.dsn(db)) as work:
         session = Session(work, ttl="6 s")
         if opening == "committed":

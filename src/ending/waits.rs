@@ -109,7 +109,7 @@ struct Waiter {
 impl Waiter {
     fn of(shared: &'static Shared, session: Uuid, revision: i64) -> Result<Waiter> {
         let mut touch = touch(shared, session)?;
-        // Nobody sees what this transaction has written until the wait is over, a place in line included.
+        // Others do not see what this transaction has written until the wait is over, a place in line included.
         touch.pending = transaction::has_written();
         // Here, since not every call waits.
         if let Some(at) = touch.at.filter(|at| touch.alive() && shared.takes_news(*at))
