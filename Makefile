@@ -5,7 +5,7 @@ PG_CONFIG ?= pg_config
 SECONDS ?= 600
 MAJORS := 15 16 17 18
 
-.PHONY: help all demo test test-all test-ends test-deb soak bench install deb oci dist sql lint clean
+.PHONY: help all demo test test-all test-ends test-deb soak bench install deb oci dist release sql lint clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+): ## (.*)/make \1\t\2/p' Makefile | expand -t 18
@@ -55,6 +55,9 @@ oci: ## the extension as a layer of a container image, and a Dockerfile, into ta
 
 dist: ## the sources as PGXN takes them, into target/dist/
 	@packaging/pgxn/build
+
+release: ## cut this version: date CHANGELOG.md, tag, and what users pick up, into target/release-VERSION/; pushes nothing (REPOSITORY=https://..)
+	@packaging/release $(MAJORS)
 
 test-deb: ## what deb and dist make, and what apt does with the package in a clean Debian (PG=15)
 	@pg_test/setup $(PG)
