@@ -50,6 +50,8 @@ pub struct Tenure<'a> {
     pub seen: u64,
     /// The earliest time at which an entitled client asked for its end, or its holder was told that it is lost.
     pub given_up: u64,
+    /// When that end had certainly happened. A release in a prepared transaction may be long under way.
+    pub settled: u64,
     /// The earliest time at which it may have ended without an answer that says so.
     pub ends_from: u64,
     /// All calls about it.
@@ -237,6 +239,9 @@ impl<'a> Facts<'a> {
             tenure.given_up = tenure.given_up.min(told_dead.get(tenure.session).copied().unwrap_or(u64::MAX));
             for call in &tenure.calls {
                 let fate = self.fates.get(&(call.client.as_str(), call.number)).copied();
+                if let (Verb::Release | Verb::Force | Verb::Grace, Some(Fate::Done(at))) = (call.verb, fate) {
+                    tenure.settled = tenure.settled.min(at);
+                }
                 match call.verb {
                     Verb::Release | Verb::Force if fate != Some(Fate::Undone) => {
                         tenure.given_up = tenure.given_up.min(call.from);
@@ -251,7 +256,9 @@ impl<'a> Facts<'a> {
                         tenure.ends_from = tenure.ends_from.min(over);
                     }
                     Verb::Renew | Verb::Check if is_lost(call) => {
-                        tenure.given_up = tenure.given_up.min(call.to.unwrap_or(u64::MAX));
+                        let told = call.to.unwrap_or(u64::MAX);
+                        tenure.given_up = tenure.given_up.min(told);
+                        tenure.settled = tenure.settled.min(told);
                     }
                     _ => (),
                 }
@@ -271,6 +278,7 @@ impl<'a> Tenure<'a> {
             learned: never,
             seen: never,
             given_up: never,
+            settled: never,
             ends_from: never,
             calls: Vec::new(),
         }

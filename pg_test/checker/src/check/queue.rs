@@ -117,9 +117,9 @@ fn places<'a>(
             ("queued", _) => {
                 // The first grant that was unknown to the session when it asked.
                 let served = own.iter().find(|tenure| tenure.learned > call.from).copied();
-                // The session's own release was in flight and then failed. So the session still holds the lease, and
-                // keeps no place.
-                let holds = own.iter().any(|tenure| tenure.learned <= call.from && tenure.given_up > at);
+                // The session's own release was in flight. While it is, the session holds the lease: it may have no
+                // second permit, and is passed over. If the release fails, the session keeps no place.
+                let holds = own.iter().any(|tenure| tenure.learned <= call.from && tenure.settled > call.from);
                 let yields = if holds { 0 } else { yields(at) };
                 places.push(Place { session, queued: call, since: at, served, waits: call, yields });
             }
@@ -192,6 +192,23 @@ mod tests {
         story.acquire(5..6, "a", "granted", 1).acquire(10..11, "a", "queued", 0).acquire(20..21, "b", "queued", 0);
         story.acquire(40..41, "b", "already_held", 2).acquire(50..51, "a", "already_held", 3);
         assert!(story.by(check).is_none());
+    }
+
+    #[test]
+    fn whose_release_is_prepared_may_be_passed_over() {
+        for prepared in [false, true] {
+            let (mut story, tx, gid) = (Story::of(&["a", "b"]), Some(1), Some("x".to_owned()));
+            story.acquire(5..6, "a", "granted", 1);
+            if prepared {
+                story.call(7..8, Call { tx, ..about(Verb::Release, "a", 1) }, Ok(done()));
+                story.call(8..9, Call { tx, gid: gid.clone(), ..about(Verb::Prepare, "a", 0) }, Ok(done()));
+                story.call(30..31, Call { gid, ..about(Verb::CommitPrepared, "n", 0) }, Ok(done()));
+            } else {
+                story.release(7..8, "a", 1);
+            }
+            story.acquire(10..11, "a", "queued", 0).acquire(20..21, "b", "granted", 2).in_slot(1);
+            assert_eq!(story.acquire(40..41, "a", "already_held", 3).by(check).is_none(), prepared);
+        }
     }
 
     #[test]
