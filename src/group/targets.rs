@@ -132,7 +132,7 @@ fn put(table: &Table, group: &str, row: &Row) -> Option<u64> {
 /// Makes the successor of a session the target of its partitions. The caller has locked the group.
 pub fn inherit(call: &Call, group: &str, old: Uuid, new: Uuid) {
     let (table, mut mine) = (table(), Vec::new());
-    each(group, |row| mine.extend(Some(row.partition).filter(|_| row.target == Some(old))));
+    each(group, |row| mine.extend((row.target == Some(old)).then_some(row.partition)));
     mine.dedup();
     let change = |_: &Tuple| Some(vec![(TARGET as i32, Value::Uuid(new).datum())]);
     let give = |partition: i32| table.update_rows(&[Key::Text(group), Key::Int(partition)], change);

@@ -285,7 +285,7 @@ impl<'a, 'b> Look<'a, 'b> {
     /// Takes the head of a key, if it is free. The item that was met waits for it.
     fn waits_for(&mut self, key: String, head: i64, at: At, firm: bool) -> Meeting {
         self.take_head(&key, head, at);
-        self.met.insert(key, Some(head).filter(|_| firm));
+        self.met.insert(key, firm.then_some(head));
         Meeting::Waits
     }
 

@@ -161,7 +161,7 @@ impl Walk<'_> {
         let Walk { table, scan, judge, direction, .. } = self;
         let judge = match judge {
             Some(Judge::Dirty(snapshot)) => Some(&raw mut **snapshot),
-            Some(Judge::Registered(snapshot)) => Some(*snapshot).filter(|_| table.ours),
+            Some(Judge::Registered(snapshot)) => table.ours.then_some(*snapshot),
             None => None,
         };
         // SAFETY: the scan and its snapshots are open; the slot holds a row of the relation, whose access method is
