@@ -352,7 +352,7 @@ unsafe fn is_owner(table: Oid, role: Oid) -> bool {
     unsafe { pg_sys::pg_class_ownercheck(table, role) }
 }
 
-#[cfg(not(feature = "pg15"))]
+#[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18", feature = "pg19"))]
 unsafe fn is_owner(table: Oid, role: Oid) -> bool {
     // SAFETY: as above
     unsafe { pg_sys::object_ownercheck(pg_sys::RelationRelationId, table, role) }

@@ -25,7 +25,7 @@ pub fn writes(table: u32) -> bool {
     let holds = |mode| unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16"))]
         return pg_sys::LockHeldByMe(&tag, mode);
-        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        #[cfg(any(feature = "pg17", feature = "pg18", feature = "pg19"))]
         return pg_sys::LockHeldByMe(&tag, mode, false);
     };
     (ROW_EXCLUSIVE..=ACCESS_EXCLUSIVE).any(holds)

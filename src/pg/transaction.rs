@@ -148,7 +148,7 @@ fn oldest_known() -> TransactionId {
     unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16"))]
         return (*pg_sys::ShmemVariableCache).oldestClogXid;
-        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        #[cfg(any(feature = "pg17", feature = "pg18", feature = "pg19"))]
         return (*pg_sys::TransamVariables).oldestClogXid;
     }
 }

@@ -45,7 +45,11 @@ pub unsafe fn init_map(sessions: usize) -> *mut pg_sys::HTAB {
     let flags = pg_sys::HASH_ELEM | pg_sys::HASH_BLOBS | pg_sys::HASH_PARTITION;
     // SAFETY: called from the startup hook
     unsafe {
-        pg_sys::ShmemInitHash(c"eskit_lease sessions".as_ptr(), sessions as _, sessions as _, &mut control, flags as _)
+        let name = c"eskit_lease sessions".as_ptr();
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+        return pg_sys::ShmemInitHash(name, sessions as _, sessions as _, &mut control, flags as _);
+        #[cfg(feature = "pg19")]
+        return pg_sys::ShmemInitHash(name, sessions as _, &mut control, flags as _);
     }
 }
 

@@ -123,14 +123,20 @@ fn library() -> String {
 
 /// Installs the signal handlers of a backend: so pg_terminate_backend works anywhere, and settings reload.
 fn handle_signals() {
-    #[cfg(not(feature = "pg18"))]
+    #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
     use pg_sys::pqsignal;
-    #[cfg(feature = "pg18")]
+    #[cfg(any(feature = "pg18", feature = "pg19"))]
     use pg_sys::pqsignal_be as pqsignal;
     // These are PostgreSQL's own handlers. pgrx wraps them in a way that a signal cannot call.
+    #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
     unsafe extern "C-unwind" {
         fn die(signal: std::ffi::c_int);
         fn SignalHandlerForConfigReload(signal: std::ffi::c_int);
+    }
+    #[cfg(feature = "pg19")]
+    unsafe extern "C-unwind" {
+        fn die(signal: std::ffi::c_int, sender: *const pg_sys::pg_signal_info);
+        fn SignalHandlerForConfigReload(signal: std::ffi::c_int, sender: *const pg_sys::pg_signal_info);
     }
     // SAFETY: at the start of a background worker, before signals are let in
     unsafe {
@@ -145,7 +151,7 @@ fn handle_signals() {
 fn without_timeouts() {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     let timeouts = [c"lock_timeout"];
-    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    #[cfg(any(feature = "pg17", feature = "pg18", feature = "pg19"))]
     let timeouts = [c"lock_timeout", c"transaction_timeout"];
     for timeout in timeouts {
         let (context, source) = (pg_sys::GucContext::PGC_SUSET, pg_sys::GucSource::PGC_S_OVERRIDE);

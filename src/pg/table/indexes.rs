@@ -107,16 +107,24 @@ unsafe fn index_insert(
     executor: *mut pg_sys::EState,
     version: Version,
 ) {
-    let (changed, none) = (version != Version::First, std::ptr::null_mut());
+    let (none, no_conflict) = (std::ptr::null_mut(), std::ptr::null_mut());
+    #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+    let changed = version != Version::First;
+    #[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18"))]
+    let summaries = version == Version::InPlace;
+    #[cfg(feature = "pg19")]
+    let flags = match version {
+        Version::First => 0,
+        Version::Moved => pg_sys::EIIT_IS_UPDATE,
+        Version::InPlace => pg_sys::EIIT_IS_UPDATE | pg_sys::EIIT_ONLY_SUMMARIZING,
+    };
     // SAFETY: as the caller has made them
-    #[cfg(feature = "pg15")]
     unsafe {
-        pg_sys::ExecInsertIndexTuples(into, slot, executor, changed, false, none, std::ptr::null_mut());
-    }
-    // SAFETY: as above
-    #[cfg(not(feature = "pg15"))]
-    unsafe {
-        let summaries = version == Version::InPlace;
-        pg_sys::ExecInsertIndexTuples(into, slot, executor, changed, false, none, std::ptr::null_mut(), summaries);
+        #[cfg(feature = "pg15")]
+        pg_sys::ExecInsertIndexTuples(into, slot, executor, changed, false, none, no_conflict);
+        #[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18"))]
+        pg_sys::ExecInsertIndexTuples(into, slot, executor, changed, false, none, no_conflict, summaries);
+        #[cfg(feature = "pg19")]
+        pg_sys::ExecInsertIndexTuples(into, executor, flags, slot, none, no_conflict);
     }
 }

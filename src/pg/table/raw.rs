@@ -41,7 +41,7 @@ unsafe extern "C-unwind" {
 /// # Safety
 /// Both relations are open, and the snapshot outlives the scan.
 pub unsafe fn index_beginscan(table: Relation, index: Relation, snapshot: Snapshot, keys: c_int) -> IndexScanDesc {
-    #[cfg(not(feature = "pg18"))]
+    #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
     unsafe extern "C-unwind" {
         fn index_beginscan(
             table: Relation,
@@ -62,14 +62,25 @@ pub unsafe fn index_beginscan(table: Relation, index: Relation, snapshot: Snapsh
             orders: c_int,
         ) -> IndexScanDesc;
     }
-    // SAFETY: as the caller promises
-    #[cfg(not(feature = "pg18"))]
-    unsafe {
-        index_beginscan(table, index, snapshot, keys, 0)
+    #[cfg(feature = "pg19")]
+    unsafe extern "C-unwind" {
+        fn index_beginscan(
+            table: Relation,
+            index: Relation,
+            snapshot: Snapshot,
+            instrument: *mut pgrx::pg_sys::IndexScanInstrumentation,
+            keys: c_int,
+            orders: c_int,
+            flags: u32,
+        ) -> IndexScanDesc;
     }
-    // SAFETY: as above; no instrumentation
-    #[cfg(feature = "pg18")]
+    // SAFETY: as the caller promises; no instrumentation, and none of the flags
     unsafe {
-        index_beginscan(table, index, snapshot, std::ptr::null_mut(), keys, 0)
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
+        return index_beginscan(table, index, snapshot, keys, 0);
+        #[cfg(feature = "pg18")]
+        return index_beginscan(table, index, snapshot, std::ptr::null_mut(), keys, 0);
+        #[cfg(feature = "pg19")]
+        return index_beginscan(table, index, snapshot, std::ptr::null_mut(), keys, 0, 0);
     }
 }

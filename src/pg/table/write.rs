@@ -158,7 +158,10 @@ impl Table {
         unsafe {
             let (command, tid) = (pg_sys::GetCurrentCommandId(true), &raw mut (*self.slot).tts_tid);
             let crosscheck = std::ptr::null_mut();
+            #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
             let result = pg_sys::heap_delete(self.relation, tid, command, crosscheck, wait, &mut failure, false);
+            #[cfg(feature = "pg19")]
+            let result = pg_sys::heap_delete(self.relation, tid, command, 0, crosscheck, wait, &mut failure);
             pg_sys::CommandCounterIncrement();
             locked(result)
         }
@@ -192,12 +195,26 @@ unsafe fn heap_update(
         (pg_sys::heap_update(table, old, new, command, no_crosscheck, true, &mut failure, &mut mode), false)
     }
     // SAFETY: as above
-    #[cfg(not(feature = "pg15"))]
+    #[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18", feature = "pg19"))]
     unsafe {
         let command = pg_sys::GetCurrentCommandId(true);
         let mut indexes = pg_sys::TU_UpdateIndexes::TU_None;
+        #[cfg(any(feature = "pg16", feature = "pg17", feature = "pg18"))]
         let result =
             pg_sys::heap_update(table, old, new, command, no_crosscheck, true, &mut failure, &mut mode, &mut indexes);
+        #[cfg(feature = "pg19")]
+        let result = pg_sys::heap_update(
+            table,
+            old,
+            new,
+            command,
+            0,
+            no_crosscheck,
+            true,
+            &mut failure,
+            &mut mode,
+            &mut indexes,
+        );
         (result, indexes == pg_sys::TU_UpdateIndexes::TU_Summarizing)
     }
 }
