@@ -77,7 +77,7 @@ def start():
     yield start
     for server in started:
         server.stop("immediate")
-        shutil.rmtree(ROOT / "target/pg" / server.name.removeprefix("e2e-"))
+        shutil.rmtree(ROOT / "target/pg" / server.home)
 
 
 def test_the_running_library_goes_on_and_is_not_updated_for(variant, start):

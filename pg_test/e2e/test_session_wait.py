@@ -312,7 +312,7 @@ def test_waiting_for_many_answers_for_those_that_ended(server, db, connect, back
 def test_waiting_for_many_grants_for_a_bounded_time(no_worker, connect):
     """At the end of its wait the call grants to its sessions, for a part of the shortest TTL. It begins with another
     session each time, so in the end all of them have what they wait for."""
-    conn, holder = connect(), Session(connect(), "holder", ttl="3 s")
+    conn, holder = connect(), Session(connect(), "holder", ttl="5 s")
     waiters = [Session(conn, f"waiter {number}", ttl="600 s") for number in range(20)]
     names = {waiter.id: [f"{number} {name}" for name in range(500)] for number, waiter in enumerate(waiters)}
     wanted = sum(names.values(), [])
@@ -320,6 +320,7 @@ def test_waiting_for_many_grants_for_a_bounded_time(no_worker, connect):
     queue = "SELECT bool_and(reason = 'queued') FROM unnest(%s::text[]) AS name, eskit_lease.lease_acquire(name, %s, true)"
     for waiter in waiters:
         assert conn.execute(queue, (names[waiter.id], waiter.id)).fetchone() == (True,)
+        holder.heartbeat()
     wait_until(lambda: holder.expired(conn))
     host = Host(conn, [*waiters, Session(conn, "short", ttl="1 s")])
     assert all(answer.alive for answer in host.wait("0"))
