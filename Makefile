@@ -3,7 +3,7 @@ SHELL := bash
 PG ?= 15
 PG_CONFIG ?= pg_config
 SECONDS ?= 600
-MAJORS := 15 16 17 18
+MAJORS := 15 16 17 18 19
 
 .PHONY: help all demo test test-all test-ends test-deb soak bench install deb oci dist release sql lint clean
 
@@ -17,11 +17,11 @@ test: ## all tests on one major of PostgreSQL (PG=15)
 	@pg_test/setup 15 $(PG)
 	@pg_test/run $(PG)
 
-test-all: ## all tests on 15, 16, 17 and 18
+test-all: ## all tests on 15, 16, 17, 18 and 19
 	@pg_test/setup $(MAJORS)
 	@pg_test/run $(MAJORS)
 
-test-ends: ## all tests on 15 and 18; on 16 and 17 what depends on the major, without e2e
+test-ends: ## all tests on 15 and 19; on 16, 17 and 18 what depends on the major, without e2e
 	@pg_test/setup $(MAJORS)
 	@pg_test/run --ends $(MAJORS)
 

@@ -1,4 +1,4 @@
-"""pg_upgrade from 15 to 17, by copies and by links: everything is there, and living sessions go on, as after a
+"""pg_upgrade from 15 to 17 and from 18 to 19, by copies and by links: everything is there, and living sessions go on, as after a
 restart."""
 
 import shutil
@@ -11,8 +11,8 @@ import pytest
 from conftest import MAJOR, ROOT, Server, wait_until
 from estate import Estate
 
-pytestmark = pytest.mark.skipif(MAJOR != "17", reason="it is for this major")
-OLD = "15"
+OLD = {"17": "15", "19": "18"}.get(MAJOR)
+pytestmark = pytest.mark.skipif(OLD is None, reason="it is for these majors")
 # 15.20 writes an option of its own to each column, which the installed 17 may be too old to know; 15.19 writes none.
 WITHOUT_VERSIONS = "UPDATE pg_attribute SET attoptions = NULL WHERE attoptions::text LIKE '{pg_attver=%'"
 

@@ -1,18 +1,21 @@
 -- The caller's settings do not change what our statements do.
 \i pg_test/sql/include/helpers.psql
 
--- standard_conforming_strings = off.
+-- standard_conforming_strings = off, which PostgreSQL 19 refuses.
 CREATE DATABASE regress_settings;
 \c regress_settings
+SELECT current_setting('server_version_num')::int < 190000 AS has_other_strings \gset
+\if :has_other_strings
 SET escape_string_warning = off;
 SET standard_conforming_strings = off;
+\endif
 CREATE EXTENSION eskit_lease;
 CREATE TABLE t (n int);
 SELECT session AS a FROM eskit_lease.session_open('a') \gset
 SELECT eskit_lease.group_create('g', 2);
 SELECT eskit_lease.table_fence('t', 'g', 'n');
 SELECT table_name, resource, partition_column FROM eskit_lease.fenced_tables;
-SELECT first, state FROM eskit_lease.execution_begin('back\\slash', :'a');
+SELECT first, state FROM eskit_lease.execution_begin(E'back\\slash', :'a');
 SELECT key FROM eskit_lease.executions;
 DROP EXTENSION eskit_lease CASCADE;
 \c regression
