@@ -5,13 +5,17 @@ PG_CONFIG ?= pg_config
 SECONDS ?= 600
 MAJORS := 15 16 17 18 19
 
-.PHONY: help all demo test test-all test-ends test-deb soak bench install deb oci dist release sql lint clean
+.PHONY: help all demo quick test test-all test-ends test-deb soak bench install deb oci dist release sql lint clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+): ## (.*)/make \1\t\2/p' Makefile | expand -t 18
 
 demo: ## consumers compete for one stream and share the partitions of another, and are killed, stopped and drained
 	@bash demo/run
+
+quick: ## lint, unit, regress and isolation, and the main paths of e2e (PG=15)
+	@pg_test/setup $(PG)
+	@pg_test/run --quick $(PG)
 
 test: ## all tests on one major of PostgreSQL (PG=15)
 	@pg_test/setup 15 $(PG)
