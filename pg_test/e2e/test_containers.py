@@ -1,0 +1,116 @@
+"""What packaging/ has for Kubernetes and for compose, checked as far as this machine can without either."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT, Server, once, wait_until
+
+pytestmark = once
+CNPG, COMPOSE = ROOT / "packaging/cnpg", ROOT / "packaging/compose.yaml"
+OPERATOR = "github.com/cloudnative-pg/cloudnative-pg@v1.29.0"
+
+
+def manifest(name):
+    return yaml.safe_load((CNPG / name).read_text())
+
+
+def strict(schema):
+    """Returns the schema with unknown fields refused, as the API server does in strict decoding."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: strict(part) for key, part in schema.items()}
+    if isinstance(closed.get("properties"), dict) and not closed.get("x-kubernetes-preserve-unknown-fields"):
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+@pytest.fixture(scope="module")
+def definitions(tmp_path_factory):
+    """Gives the operator's own definitions, from its module at Go's proxy."""
+    if not shutil.which("go"):
+        pytest.skip("Go is not there, by which CloudNativePG's definitions come")
+    command = ["go", "mod", "download", "-json", OPERATOR]
+    done = subprocess.run(command, cwd=tmp_path_factory.mktemp("go"), capture_output=True, text=True, timeout=200)
+    if done.returncode:
+        pytest.skip(f"{OPERATOR} cannot be had: {done.stdout[-300:]}{done.stderr[-300:]}")
+    return Path(json.loads(done.stdout)["Dir"]) / "config/crd/bases"
+
+
+@pytest.mark.parametrize("name", ["cluster", "database"])
+def test_the_manifests_fit_the_definitions(definitions, name):
+    jsonschema = pytest.importorskip("jsonschema", reason="pg_test/setup has not installed pg_test/requirements.txt")
+    crd = yaml.safe_load((definitions / f"postgresql.cnpg.io_{name}s.yaml").read_text())["spec"]
+    document = manifest(f"{name}.yaml")
+    (version,) = (each for each in crd["versions"] if f"{crd['group']}/{each['name']}" == document["apiVersion"])
+    assert document["kind"] == crd["names"]["kind"]
+    check = jsonschema.Draft7Validator(strict(version["schema"]["openAPIV3Schema"]))
+    assert [error.message for error in check.iter_errors(document)] == []
+    document["spec"]["unheard_of"] = 1
+    assert [error.message for error in check.iter_errors(document)] != []
+
+
+def test_the_manifests_fit_each_other_and_the_layer():
+    cluster, database = manifest("cluster.yaml"), manifest("database.yaml")["spec"]
+    assert database["cluster"]["name"] == cluster["metadata"]["name"]
+    ((extension,), (mounted,)) = database["extensions"], cluster["spec"]["postgresql"]["extensions"]
+    assert f'\nversion = "{extension["version"]}"\n' in (ROOT / "Cargo.toml").read_text()
+    copied = (ROOT / "packaging/oci/Dockerfile").read_text()
+    for path in mounted["extension_control_path"] + mounted["dynamic_library_path"]:
+        assert f"\nCOPY {path}/ /{path}/\n" in copied
+
+
+@pytest.fixture
+def server():
+    """Gives a server with the parameters of the Cluster."""
+    parameters = manifest("cluster.yaml")["spec"]["postgresql"]["parameters"]
+    server = Server("e2e-containers", *(f"{name} = '{value}'" for name, value in parameters.items()))
+    yield server
+    server.stop()
+
+
+def here(service, server):
+    """Returns the command and the environment of a service of the compose file, with the paths and the server of this machine."""
+    command, environment = service["entrypoint"], dict(service["environment"], PGPASSWORD=os.environ["PGPASSWORD"])
+    for source, target, _ in (volume.split(":") for volume in service.get("volumes", [])):
+        command = [str(COMPOSE.parent / source) if word == target else word for word in command]
+    command = [word.replace("--host=server", f"--host={server.host}") for word in command] + [f"--port={server.port}"] * ("psql" in command)
+    if url := environment.get("DATABASE_URL"):
+        url = url.replace("//server/", f"//127.0.0.1:{server.port}/").replace("=example", f"={os.environ['PGPASSWORD']}")
+        environment["DATABASE_URL"] = url
+    return command, os.environ | environment
+
+
+def test_the_consumers_of_compose_apply_each_event_once(server):
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    (schema,) = services["server"]["volumes"]
+    server.query((COMPOSE.parent / schema.split(":")[0]).read_text())
+    command, environment = here(services["consumer"], server)
+    running = [subprocess.Popen(command, env=environment) for _ in range(services["consumer"]["deploy"]["replicas"])]
+    try:
+        owners = "SELECT count(DISTINCT owner), count(*) FROM eskit_lease.group_partitions WHERE state = 'owned'"
+        wait_until(lambda: server.query(owners) == [(2, 12)], pause=0.1)
+        command, environment = here(services["producer"], server)
+        subprocess.run(command, env=environment, check=True)
+        wait_until(lambda: server.query("SELECT count(DISTINCT position) FROM ledger") == [(2000,)], timeout=120, pause=0.1)
+    finally:
+        for process in running:
+            process.terminate()
+        ended = [process.wait(60) for process in running]
+    assert ended == [0, 0]
+    assert server.query("SELECT count(*), count(DISTINCT consumer) FROM ledger") == [(2000, 2)]
+
+
+def test_compose_reads_the_file():
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    for volume in (volume for service in services.values() for volume in service.get("volumes", [])):
+        assert (COMPOSE.parent / volume.split(":")[0]).is_file()
+    if not shutil.which("docker") or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+        pytest.skip("docker compose is not there")
+    subprocess.run(["docker", "compose", "-f", COMPOSE, "config", "--quiet"], check=True)
