@@ -66,6 +66,15 @@ def test_the_manifests_fit_each_other_and_the_layer():
         assert f"\nCOPY {path}/ /{path}/\n" in copied
 
 
+def test_the_line_of_the_readme_names_the_image():
+    (line,) = (line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("sed "))
+    image = "localhost:5000/leases:18"
+    filled = subprocess.check_output(["bash", "-c", line.split(" | kubectl")[0]], cwd=ROOT, env=os.environ | {"IMAGE": image}, text=True)
+    cluster, database = yaml.safe_load_all(filled)
+    assert cluster["spec"]["postgresql"]["extensions"][0]["image"] == {"reference": image}
+    assert database == manifest("database.yaml")
+
+
 @pytest.fixture
 def server():
     """Gives a server with the parameters of the Cluster."""

@@ -1,12 +1,13 @@
 """The layer of `make oci`, found by a server's search paths, as CloudNativePG mounts it."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from client import Session, call
-from conftest import MAJOR, ROOT, Server
+from conftest import MAJOR, ROOT, Server, wait_until
 
 pytestmark = pytest.mark.skipif(int(MAJOR) < 18, reason="extension_control_path is new in 18")
 BARE = f"{MAJOR}-bare"
@@ -57,3 +58,24 @@ def test_the_regress_files_pass_on_the_layer(bare, tmp_path):
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
     diffs = tmp_path / "regression.diffs"
     assert done.returncode == 0, done.stdout + (diffs.read_text() if diffs.exists() else "")
+
+
+def engine_answers():
+    return shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not engine_answers(), reason="no container engine answers `docker info`")
+def test_an_engine_builds_and_runs_the_images(bare):
+    def docker(*words):
+        return subprocess.run(["docker", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+    layer = str(ROOT / f"target/oci/{MAJOR}")
+    docker("build", "--quiet", "--target", "extension", layer)
+    container = docker("run", "--detach", "--env", "POSTGRES_PASSWORD=secret", docker("build", "--quiet", "--target", "server", layer))
+    try:
+        psql = ["exec", container, "psql", "--host=127.0.0.1", "--username=postgres", "--no-psqlrc", "--tuples-only", "--no-align", "--command"]
+        create = ["docker", *psql, "CREATE EXTENSION IF NOT EXISTS eskit_lease"]
+        wait_until(lambda: subprocess.run(create, capture_output=True).returncode == 0, pause=0.2)
+        assert docker(*psql, "SELECT session IS NOT NULL FROM eskit_lease.session_open('container')") == "t"
+    finally:
+        docker("rm", "--force", "--volumes", container)
