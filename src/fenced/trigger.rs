@@ -320,8 +320,7 @@ unsafe fn is_subscribed(table: Oid) -> bool {
     // SAFETY: reads the catalog through its cache; the list is released once
     unsafe {
         let (key, none) = (Datum::from(table), Datum::from(0));
-        let list =
-            pg_sys::SearchSysCacheList(pg_sys::SysCacheIdentifier::SUBSCRIPTIONRELMAP as i32, 1, key, none, none);
+        let list = pg_sys::SearchSysCacheList(pg_sys::SysCacheIdentifier::SUBSCRIPTIONRELMAP as _, 1, key, none, none);
         let found = (*list).n_members > 0;
         pg_sys::ReleaseCatCacheList(list);
         found

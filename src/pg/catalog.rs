@@ -43,7 +43,8 @@ unsafe extern "C-unwind" fn forget(_: Datum, cache: std::ffi::c_int, _: u32) {
         let Some(found) = found else { return };
         found.forgotten += 1;
         found.relations.clear();
-        if cache == pg_sys::SysCacheIdentifier::NAMESPACENAME as i32 {
+        let schemas: std::ffi::c_int = pg_sys::SysCacheIdentifier::NAMESPACENAME as _;
+        if cache == schemas {
             found.members.clear();
             found.schema = None;
         }
@@ -55,7 +56,7 @@ fn found<T>(read: impl FnOnce(&mut Found) -> T) -> T {
     if FOUND.with_borrow(Option::is_none) {
         for cache in [pg_sys::SysCacheIdentifier::RELNAMENSP, pg_sys::SysCacheIdentifier::NAMESPACENAME] {
             // SAFETY: a function that lives as long as the process
-            unsafe { pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(forget), Datum::from(0)) };
+            unsafe { pg_sys::CacheRegisterSyscacheCallback(cache as _, Some(forget), Datum::from(0)) };
         }
     }
     FOUND.with_borrow_mut(|found| read(found.get_or_insert_default()))
@@ -265,7 +266,7 @@ pub fn has_function(name: &CStr, arguments: &[Oid]) -> bool {
     unsafe {
         let types = pg_sys::buildoidvector(arguments.as_ptr(), arguments.len() as i32);
         let (name, types) = (Datum::from(name.as_ptr()), Datum::from(types));
-        let cache = pg_sys::SysCacheIdentifier::PROCNAMEARGSNSP as i32;
+        let cache = pg_sys::SysCacheIdentifier::PROCNAMEARGSNSP as _;
         pg_sys::SearchSysCacheExists(cache, name, types, Datum::from(schema), Datum::from(0))
     }
 }
@@ -335,7 +336,7 @@ pub fn fence_sequence() -> Oid {
 pub fn owner(home: Home) -> Oid {
     // SAFETY: in a transaction; the tuple of pg_class is released after its one field has been read
     unsafe {
-        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, Datum::from(home.table));
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as _, Datum::from(home.table));
         if tuple.is_null() {
             gone();
         }

@@ -245,7 +245,7 @@ fn exists(oid: u32) -> bool {
     unsafe {
         pg_sys::AcceptInvalidationMessages();
         pg_sys::SearchSysCacheExists(
-            pg_sys::SysCacheIdentifier::DATABASEOID as i32,
+            pg_sys::SysCacheIdentifier::DATABASEOID as _,
             pg_sys::Datum::from(oid),
             pg_sys::Datum::from(0),
             pg_sys::Datum::from(0),
