@@ -5,7 +5,7 @@ import time
 import psycopg
 import pytest
 from client import Session, call, stat
-from conftest import wait_until
+from conftest import MAJOR, wait_until
 
 
 @pytest.fixture
@@ -81,6 +81,33 @@ def test_rename_database(server, lively):
             wait_until(lambda: conn.execute("SELECT count(*) FROM eskit_lease._sessions WHERE consumer = 'soon over'").fetchone() == (0,))
     finally:
         server.query(f"DROP DATABASE {db}_renamed WITH (FORCE)")
+
+
+@pytest.mark.skipif(int(MAJOR) < 19, reason="before 19 the worker of the bridge keeps such commands out")
+def test_a_database_with_a_held_bridge(server, db):
+    """It is renamed, copied and dropped: PostgreSQL ends the worker, and another takes the lock of the bridge again."""
+    with server.connect(db) as conn:
+        call(conn, "bridge_create", "r", 7)
+        session = Session(conn, "holder", ttl="5 min")
+        session.queue("r").wait_for("r")
+    name, held = f"{db}_renamed", "SELECT held FROM eskit_lease.bridges"
+
+    def is_held(dbname):
+        wait_until(lambda: server.workers(dbname=dbname) and server.query(held, dbname=dbname) == [(True,)])
+        return server.workers(dbname=dbname)
+
+    first = is_held(db)
+    server.query(f"ALTER DATABASE {db} RENAME TO {name}")
+    try:
+        second = is_held(name)
+        assert second != first
+        server.query(f"CREATE DATABASE {db} TEMPLATE {name}")
+        assert is_held(name) != second
+        with server.connect(name) as conn:
+            assert call(conn, "session_heartbeat", session.id).alive
+    finally:
+        server.query(f"DROP DATABASE {name}")
+    wait_until(lambda: not server.workers(dbname=name))
 
 
 def test_drop_and_create_extension_under_other_connections(server, connect):

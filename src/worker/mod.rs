@@ -168,8 +168,14 @@ fn start(name: &str, kind: &str, function: &str, argument: u32) -> *mut pg_sys::
             *to = from.cast_signed();
         }
     }
+    // From 19 on PostgreSQL ends such a worker for a command that lets no process use the worker's database.
+    #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+    const INTERRUPTIBLE: u32 = 0;
+    #[cfg(feature = "pg19")]
+    const INTERRUPTIBLE: u32 = pg_sys::BGWORKER_INTERRUPTIBLE;
+    let access = pg_sys::BGWORKER_SHMEM_ACCESS | pg_sys::BGWORKER_BACKEND_DATABASE_CONNECTION;
     let mut worker = pg_sys::BackgroundWorker {
-        bgw_flags: (pg_sys::BGWORKER_SHMEM_ACCESS | pg_sys::BGWORKER_BACKEND_DATABASE_CONNECTION) as i32,
+        bgw_flags: (access | INTERRUPTIBLE) as i32,
         bgw_start_time: pg_sys::BgWorkerStartTime::BgWorkerStart_RecoveryFinished,
         bgw_restart_time: pg_sys::BGW_NEVER_RESTART,
         bgw_main_arg: pg_sys::Datum::from(argument),
