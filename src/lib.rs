@@ -76,6 +76,8 @@ pub extern "C-unwind" fn _PG_init() {
         pg::server::reserve_settings(c"eskit_lease");
         shmem::install();
         worker::launcher::register();
+        #[cfg(feature = "pg19")]
+        pg::repack::install();
     }
 }
 

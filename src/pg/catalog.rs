@@ -102,6 +102,12 @@ fn is_member(relation: Oid, extension: Oid) -> bool {
     }
 }
 
+/// Returns whether a relation is ours, whatever its schema.
+#[cfg(feature = "pg19")]
+pub fn is_ours(relation: Oid) -> bool {
+    extension().is_some_and(|extension| is_member(relation, extension))
+}
+
 /// Returns the oid of a table, index or sequence of ours; zero in a database without the extension.
 pub fn relation(name: &'static CStr) -> Oid {
     let known = found(|found| found.relations.iter().find(|known| known.0 == name.as_ptr()).map(|known| known.1));

@@ -2,7 +2,8 @@
 //! values as they come from and go to SQL. It knows no lease and no session, and imports from [`crate::base`] alone.
 //!
 //! Files, low to high: clock, json, lock_timeout, notify, random, savepoint, server, text, lock, transaction, order,
-//! guard, user_lock, statement, role, types, oids, catalog, required, row, version, spi, table, statistics, mod.
+//! guard, user_lock, statement, role, types, oids, catalog, repack, required, row, version, spi, table, statistics,
+//! mod.
 
 pub mod catalog;
 pub mod clock;
@@ -14,6 +15,8 @@ pub mod notify;
 pub mod oids;
 pub mod order;
 pub mod random;
+#[cfg(feature = "pg19")]
+pub mod repack;
 pub mod required;
 pub mod role;
 pub mod row;

@@ -6,14 +6,37 @@ use pgrx::prelude::PgSqlErrorCode as Code;
 #[derive(Debug)]
 pub enum TableError {
     NoTable(u32),
-    NoColumn { table: String, column: String },
-    NoRow { table: String, key: String },
-    TableLocked { table: String },
-    Unbridgeable { table: String, why: String, hint: &'static str },
-    ReadAsUtc { column: String },
-    Unfenceable { table: String, why: &'static str },
+    NoColumn {
+        table: String,
+        column: String,
+    },
+    NoRow {
+        table: String,
+        key: String,
+    },
+    TableLocked {
+        table: String,
+    },
+    Unbridgeable {
+        table: String,
+        why: String,
+        hint: &'static str,
+    },
+    ReadAsUtc {
+        column: String,
+    },
+    Unfenceable {
+        table: String,
+        why: &'static str,
+    },
     Unwatchable(String),
-    PartitionColumn { table: String, column: String, why: String },
+    PartitionColumn {
+        table: String,
+        column: String,
+        why: String,
+    },
+    #[cfg(feature = "pg19")]
+    RepackedConcurrently(String),
 }
 
 raised!(TableError);
@@ -59,6 +82,13 @@ impl From<TableError> for Report {
                 format!("column \"{column}\" of relation \"{table}\" cannot tell the partition"),
             )
             .set_detail(why),
+            #[cfg(feature = "pg19")]
+            RepackedConcurrently(table) => report(
+                Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+                format!("table \"{table}\" cannot be repacked concurrently"),
+            )
+            .set_detail("It is a table of extension eskit_lease, whose transactions would take all its rows for new.")
+            .set_hint("VACUUM it, or use REPACK without CONCURRENTLY."),
         }
     }
 }
