@@ -70,8 +70,12 @@ unsafe extern "C-unwind" fn refuse_ours(command: *mut pg_sys::RepackStmt) {
         }
         let (lock, missing_ok) = (pg_sys::NoLock as i32, pg_sys::RVROption::RVR_MISSING_OK);
         let table = pg_sys::RangeVarGetRelidExtended(named.relation, lock, missing_ok, None, std::ptr::null_mut());
-        if table != Oid::INVALID && catalog::is_ours(table) {
-            raise(Error::RepackedConcurrently(catalog::table_name(table).unwrap_or_default()));
+        // A table that is dropped meanwhile has no name; PostgreSQL says so.
+        if table != Oid::INVALID
+            && catalog::is_ours(table)
+            && let Some(name) = catalog::table_name(table)
+        {
+            raise(Error::RepackedConcurrently(name));
         }
     }
 }
