@@ -1,4 +1,4 @@
-"""against.py ROWS PART...: the rows of a former build and of this one, as bench/against has measured them in turns."""
+"""against.py ROWS PART...: the rows of both sides, as bench/against has measured them in turns."""
 
 import json
 import pathlib
@@ -22,13 +22,15 @@ def rows(turns, part):
 
 
 def main(kept, *parts):
+    sides = {side.name.split(" ", 1)[1]: side for side in sorted(pathlib.Path(kept).iterdir())}
     for part in parts:
-        before, now = (rows(pathlib.Path(kept) / tree, part) for tree in ("before", "now"))
+        of = {name: rows(turns, part) for name, turns in sides.items()}
         print(f"\n{part}")
-        for key in (key for key in before if key in now):
+        for key in (key for key in next(iter(of.values())) if all(key in found for found in of.values())):
             owner, what, against = key
             print(f"  {owner if owner == what else f'{owner}: {what}'}, of {against or 'nothing'}")
-            print(f"    before {', '.join(before[key])}\n    now    {', '.join(now[key])}")
+            for name, found in of.items():
+                print(f"    {name:<12} {', '.join(found[key])}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import subprocess
 
 import psycopg
 
-from harness import ROOT
+from harness import MAJOR, ROOT
 
 # As in bench/run, except fsync: these parts measure the server's own work, which a shared disk would only blur.
 SETTINGS = (
@@ -46,7 +46,7 @@ class Cluster:
 def cluster(name, *settings):
     """A new server with these further settings and the extension in its database postgres. It is stopped afterwards."""
     run("stop", name)
-    run("start", name, "15", *SETTINGS, *settings)
+    run("start", name, MAJOR, *SETTINGS, *settings)
     try:
         server = Cluster(name)
         with server.connect() as db:

@@ -15,7 +15,8 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent
 
 
-KNOBS = set()  # the variables that change the load
+MAJOR = os.environ.get("BENCH_PG", "15")
+KNOBS = {"BENCH_PG"}  # the variables that change the load, or what bears it
 
 
 def number(name, default):
