@@ -54,7 +54,6 @@ deb: ## a Debian package for the server of Debian's packages, into target/deb/ (
 
 oci: PG = 18
 oci: ## the extension as a layer of a container image, and a Dockerfile, into target/oci/ (PG=18)
-	@pg_test/setup --no-tests $(PG)
 	@packaging/oci/build $(PG)
 
 dist: ## the sources as PGXN takes them, into target/dist/

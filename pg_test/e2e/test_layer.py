@@ -11,6 +11,7 @@ from conftest import MAJOR, ROOT, Server, wait_until
 
 pytestmark = pytest.mark.skipif(int(MAJOR) < 18, reason="extension_control_path is new in 18")
 BARE = f"{MAJOR}-bare"
+ARCHITECTURES = {62: "amd64", 183: "arm64"}
 # A copy of the server without the extension. No other run builds meanwhile (pg_test/run).
 BUILD = """
     . pg_test/env "$0" && copy_server "$1" &&
@@ -27,6 +28,20 @@ def bare():
     server = Server("e2e", f"extension_control_path = '$system:{layer}/share'", f"dynamic_library_path = '$libdir:{layer}/lib'", of=BARE)
     yield server
     server.stop()
+
+
+def test_the_images_are_for_the_platform_of_the_library(bare):
+    """An engine of another platform would otherwise build images of its own platform, whose server could not load the library."""
+    layer = ROOT / f"target/oci/{MAJOR}"
+    machine = int.from_bytes((layer / "lib/eskit_lease.so").read_bytes()[18:20], "little")  # e_machine of ELF
+    lines = [line.split() for line in (layer / "Dockerfile").read_text().splitlines()]
+    assert [line[1:] for line in lines if line[:1] == ["ARG"]][:2] == [[f"PG_MAJOR={MAJOR}"], [f"PLATFORM=linux/{ARCHITECTURES[machine]}"]]
+    froms = [line[1:] for line in lines if line[:1] == ["FROM"]]
+    assert [words[0] for words in froms] == ["--platform=$PLATFORM"] * 2
+    assert [words[-1] for words in froms] == ["extension", "server"]
+    copied = [line[1] for line in lines if line[:1] == ["COPY"] and not line[1].startswith("--from=")]
+    assert copied == ["lib/", "share/"]
+    assert all((layer / path).is_dir() for path in copied)
 
 
 def libraries(pid):
