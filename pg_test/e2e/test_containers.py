@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,7 @@ import yaml
 from conftest import ROOT, Server, once, wait_until
 
 pytestmark = once
-CNPG, COMPOSE = ROOT / "packaging/cnpg", ROOT / "packaging/compose.yaml"
+CNPG, COMPOSE, DOCKERFILE = ROOT / "packaging/cnpg", ROOT / "packaging/compose.yaml", ROOT / "packaging/oci/Dockerfile"
 LOADER = "github.com/compose-spec/compose-go/v2@v2.16.2"  # by which docker compose reads its file
 OPERATOR = "github.com/cloudnative-pg/cloudnative-pg@v1.29.0"
 
@@ -62,18 +63,44 @@ def test_the_manifests_fit_each_other_and_the_layer():
     assert database["cluster"]["name"] == cluster["metadata"]["name"]
     ((extension,), (mounted,)) = database["extensions"], cluster["spec"]["postgresql"]["extensions"]
     assert f'\nversion = "{extension["version"]}"\n' in (ROOT / "Cargo.toml").read_text()
-    copied = (ROOT / "packaging/oci/Dockerfile").read_text()
+    major = re.search(r":(\d+)-", cluster["spec"]["imageName"])[1]
+    assert mounted["image"]["reference"].endswith(f":{major}-{extension['version']}")
+    assert f"\nARG PG_MAJOR={major}\n" in DOCKERFILE.read_text()
     for path in mounted["extension_control_path"] + mounted["dynamic_library_path"]:
-        assert f"\nCOPY {path}/ /{path}/\n" in copied
+        assert f"\nCOPY --from=build /layer/{path}/ /{path}/\n" in DOCKERFILE.read_text()
 
 
-def test_the_line_of_the_readme_names_the_image():
-    (line,) = (line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("sed "))
-    image = "localhost:5000/leases:18"
-    filled = subprocess.check_output(["bash", "-c", line.split(" | kubectl")[0]], cwd=ROOT, env=os.environ | {"IMAGE": image}, text=True)
-    cluster, database = yaml.safe_load_all(filled)
+def test_the_lines_of_the_readme_name_the_image(tmp_path):
+    """They run here as a reader pastes them, with an engine and a cluster that only write down what they get."""
+    (block,) = (block for block in re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S) if "kubectl" in block)
+    reference = manifest("cluster.yaml")["spec"]["postgresql"]["extensions"][0]["image"]["reference"]
+    image = "localhost:5000/leases:18-1"
+    assert block.count(reference) == 1
+    for name, script in {"docker": 'echo "$*" >>called', "kubectl": "cat >applied"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\ncd {tmp_path}\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-ec", block.replace(reference, image)], cwd=ROOT, env=env, check=True)
+    build, push = (tmp_path / "called").read_text().splitlines()
+    assert build == f"build -f {DOCKERFILE.relative_to(ROOT)} --target extension -t {image} ."
+    assert push == f"push {image}"
+    cluster, database = yaml.safe_load_all((tmp_path / "applied").read_text())
     assert cluster["spec"]["postgresql"]["extensions"][0]["image"] == {"reference": image}
     assert database == manifest("database.yaml")
+
+
+def test_the_image_of_your_own_is_like_ours():
+    """The page shows the lines of the server's stage with their values."""
+    (shown,) = re.findall(r"^```dockerfile\n(.*?)^```", (ROOT / "docs/packaging.md").read_text(), re.M | re.S)
+    ours = DOCKERFILE.read_text().partition(" AS server\nARG PG_MAJOR\n")[2]
+    ours = ours.replace("${PG_MAJOR}", "18").replace("--from=extension", "--from=eskit_layer")
+    assert [line for line in shown.splitlines() if line[0] != "#"] == ["FROM postgres:18"] + [line for line in ours.splitlines() if line[0] != "#"]
+
+
+def test_no_layer_is_made_for_a_server_that_cannot_find_it():
+    done = subprocess.run([ROOT / "packaging/oci/build", "17"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("oci: PostgreSQL 17 finds no layer") and "make deb PG=17" in done.stderr
 
 
 @pytest.fixture
@@ -119,6 +146,7 @@ def test_the_consumers_of_compose_apply_each_event_once(server):
 
 def test_compose_reads_the_file():
     services = yaml.safe_load(COMPOSE.read_text())["services"]
+    assert (COMPOSE.parent / services["server"]["build"]["context"] / services["server"]["build"]["dockerfile"]).samefile(DOCKERFILE)
     for volume in (volume for service in services.values() for volume in service.get("volumes", [])):
         assert (COMPOSE.parent / volume.split(":")[0]).is_file()
     if shutil.which("docker") and subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0:
