@@ -5,7 +5,7 @@ import time
 import psycopg
 import pytest
 from client import Session, call, stat
-from conftest import MAJOR, wait_until
+from conftest import MAJOR, Server, wait_until
 
 
 @pytest.fixture
@@ -108,6 +108,33 @@ def test_a_database_with_a_held_bridge(server, db):
     finally:
         server.query(f"DROP DATABASE {name}")
     wait_until(lambda: not server.workers(dbname=name))
+
+
+def test_a_refused_command_leaves_a_held_bridge_alone(background):
+    """PostgreSQL 19 asks the worker to leave before it looks for clients, because of which it refuses the command."""
+    server = Server("e2e-refused")
+    server.query("CREATE DATABASE app")
+    server.query("CREATE EXTENSION eskit_lease", dbname="app")
+    with server.connect("app") as conn, server.connect("app") as old:
+        call(conn, "bridge_create", "r", 7)
+        session = Session(conn, "holder", ttl="5 min")
+        session.queue("r").wait_for("r")
+        worker = server.workers(dbname="app")
+        refused = [background(server.query, command) for command in ("DROP DATABASE app", "ALTER DATABASE app RENAME TO b", "CREATE DATABASE c TEMPLATE app")]
+        while not all(command.done() for command in refused):
+            call(conn, "fence_check", "r", session.fences["r"])
+            assert old.execute("SELECT pg_try_advisory_lock(7)").fetchone() == (False,)
+            time.sleep(0.02)
+        for command in refused:
+            with pytest.raises(psycopg.errors.ObjectInUse):
+                command.result()
+        assert server.workers(dbname="app") == worker and session.acquire("r").reason == "already_held"
+        with server.connect() as other:  # an administrator's request stands
+            other.execute("SELECT pg_terminate_backend(%s)", worker)
+        wait_until(lambda: server.workers(dbname="app") not in ([], worker))
+        wait_until(lambda: server.query("SELECT held FROM eskit_lease.bridges", dbname="app") == [(True,)])
+        server.stop()
+    assert not server.logged("immediate shutdown")
 
 
 def test_drop_and_create_extension_under_other_connections(server, connect):

@@ -10,7 +10,7 @@
 //! ago is next. A worker leaves after a second, or after 50 ms if nothing is due then. DROP DATABASE, CREATE DATABASE
 //! .. TEMPLATE and RENAME wait up to five seconds for other processes to leave the database, so a worker without work
 //! does not make them fail. A worker that has the locks of bridges is the exception: it stays, and takes no part in the
-//! turns (see [`crate::bridge::tend`]).
+//! turns (see [`crate::bridge::tend`] and [`interrupt`]).
 //!
 //! Parallel queries and others share PostgreSQL's slots for background workers. If there is none for a worker, the
 //! launcher looks for one every 50 ms, and running workers leave as if they had to take turns. In a database that has
@@ -22,10 +22,11 @@
 //! No answer depends on the launcher or on a worker. An ERROR or pg_terminate_backend ends the process. PostgreSQL
 //! starts the launcher again after a second, and the launcher starts database workers while there is work.
 //!
-//! Files, low to high: mod, warn, visits, witness, confirmer, database, launcher.
+//! Files, low to high: interrupt, mod, warn, visits, witness, confirmer, database, launcher.
 
 pub mod confirmer;
 pub mod database;
+mod interrupt;
 pub mod launcher;
 mod visits;
 mod warn;
@@ -99,6 +100,7 @@ pub fn sleep(span: u64) {
     unsafe {
         pg_sys::WaitLatch(my_latch(), events as i32, timeout, pg_sys::PG_WAIT_EXTENSION);
         pg_sys::ResetLatch(my_latch());
+        interrupt::stay_for_clients();
         pgrx::check_for_interrupts!();
         if pg_sys::ConfigReloadPending != 0 {
             pg_sys::ConfigReloadPending = 0;
@@ -168,14 +170,9 @@ fn start(name: &str, kind: &str, function: &str, argument: u32) -> *mut pg_sys::
             *to = from.cast_signed();
         }
     }
-    // From 19 on PostgreSQL ends such a worker for a command that lets no process use the worker's database.
-    #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
-    const INTERRUPTIBLE: u32 = 0;
-    #[cfg(feature = "pg19")]
-    const INTERRUPTIBLE: u32 = pg_sys::BGWORKER_INTERRUPTIBLE;
     let access = pg_sys::BGWORKER_SHMEM_ACCESS | pg_sys::BGWORKER_BACKEND_DATABASE_CONNECTION;
     let mut worker = pg_sys::BackgroundWorker {
-        bgw_flags: (access | INTERRUPTIBLE) as i32,
+        bgw_flags: (access | interrupt::INTERRUPTIBLE) as i32,
         bgw_start_time: pg_sys::BgWorkerStartTime::BgWorkerStart_RecoveryFinished,
         bgw_restart_time: pg_sys::BGW_NEVER_RESTART,
         bgw_main_arg: pg_sys::Datum::from(argument),
