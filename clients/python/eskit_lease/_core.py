@@ -1,0 +1,255 @@
+"""The protocol of the keeper's connection, without a connection: events with their times in, actions out.
+
+../../README.md is the protocol in words, and ../../vectors is what each library's core does. Times are milliseconds of a
+monotonic clock.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Callable
+
+MAX_CONNECT_PAUSE, MIN_CONNECT_PAUSE = 1_000, 100
+BEAT = 1_000  # between heartbeats where waits are refused
+SHORTEST_WAIT = 100  # a shorter one would be a poll
+LONGEST_REOPEN, FIRST_REOPEN = 60_000, 1_000
+ERROR_PAUSE = 1_000
+NEVER, ALWAYS = float("-inf"), float("inf")
+CUT_SHORT = "57014"
+ENDED = ("LF003", "55000")  # 55000: a server before 0.3.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a heartbeat, a wait or session_open answers."""
+
+    alive: bool = True
+    trust_ms: int = 0
+    revision: int = 0
+    reason: str = ""
+    session: str | None = None
+
+
+@dataclass(frozen=True)
+class Action:
+    """What the keeper must do. `kind` is one of connect, disconnect, open, wait, beat, cancel, ask, warn."""
+
+    kind: str
+    takeover: bool | None = None
+    timeout_ms: int | None = None
+    revision: int | None = None
+    why: str | None = None
+
+
+@dataclass
+class _Call:
+    kind: str
+    sent: float
+    session: str | None
+
+
+@dataclass
+class Core:
+    ttl_ms: int
+    takeover: bool = False
+    chance: Callable[[], float] = random.random
+
+    session: str | None = None
+    revision: int = 0
+    trusted_until: float = NEVER
+    _started: bool = False
+    _connected: bool = False
+    is_draining: bool = False
+    _closed: bool = False
+    _call: _Call | None = None
+    _heard: float = NEVER  # when the newest call that was answered was made
+    _handed_out: bool = False  # scopes may be trusting
+    _had_session: bool = False
+    _opened_at: float = 0
+    _attempts: int = 0
+    _next_connect: float | None = None
+    _next_call: float = 0
+    _no_wait_before: float = 0
+    _longest_wait: float = ALWAYS
+    _reopen_pause: float = FIRST_REOPEN
+    _asks: bool = False  # a heartbeat must tell first whether the session still lives
+
+    # ---- what others ask ----
+
+    def state(self, now: float) -> str:
+        if self._closed:
+            return "closed"
+        if self.session is None:
+            return "lost" if self._had_session else "starting"
+        if now >= self.trusted_until:
+            return "doubting"
+        return "draining" if self.is_draining else "trusted"
+
+    def deadline(self) -> float | None:
+        """Returns when the next `tick` is needed; None if never."""
+        if self._closed or not self._started:
+            return None
+        times = []
+        if self._handed_out:
+            times.append(self.trusted_until)
+        if self._call is not None:
+            times.append(self._call.sent + self.ttl_ms / 2)
+        elif self._connected:
+            times.append(self._next_call)
+        elif self._next_connect is not None:
+            times.append(self._next_connect)
+        return min(times, default=None)
+
+    # ---- events ----
+
+    def start(self, now: float) -> list[Action]:
+        self._started = True
+        return [Action("connect")]
+
+    def connected(self, now: float) -> list[Action]:
+        self._connected, self._next_connect = True, None
+        self._longest_wait, self._no_wait_before, self._asks = ALWAYS, 0, self.session is not None
+        return self._go_on(now)
+
+    def disconnected(self, now: float) -> list[Action]:
+        """The connection is lost, or could not be made."""
+        self._lose_connection(now)
+        return self.tick(now)
+
+    def answered(self, now: float, answer: Answer) -> list[Action]:
+        """The answer of the call that is under way."""
+        call = self._end_call()
+        self._attempts, self._asks = 0, False
+        if call.session != self.session:
+            return self.tick(now)  # of a session that is known to have ended meanwhile
+        if not answer.alive:
+            return self._ended(now) + self.tick(now)
+        if call.kind == "open":
+            return self._opened(now, call.sent, answer) + self.tick(now)
+        if answer.reason == "wait_limit":
+            self._no_wait_before = now + self.ttl_ms / 3
+        known = self.revision
+        self.revision = max(known, answer.revision)
+        actions = self._believe(now, call.sent, answer.trust_ms)
+        if self.revision > known:
+            actions = [Action("ask")]
+        elif now < self._no_wait_before:
+            self._next_call = call.sent + min(BEAT, self.ttl_ms / 3) * (0.75 + 0.25 * self.chance())
+        elif call.kind == "wait" and now < call.sent + SHORTEST_WAIT:
+            self._next_call = call.sent + SHORTEST_WAIT
+        return actions + self.tick(now)
+
+    def failed(self, now: float, sqlstate: str) -> list[Action]:
+        """The call that is under way raised an error of the server, on a connection that is still good."""
+        call = self._end_call()
+        if call.session != self.session:
+            return self.tick(now)
+        if sqlstate in ENDED and call.kind != "open":
+            return self._ended(now) + self.tick(now)
+        if sqlstate == CUT_SHORT and call.kind == "wait":
+            self._attempts, self._longest_wait = 0, (now - call.sent) / 2
+            return self.tick(now)
+        self._next_call = now + min(ERROR_PAUSE, self.ttl_ms / 6)
+        return [Action("warn", why=sqlstate)] + self.tick(now)
+
+    def heard(self, now: float, sent: float, answer: Answer) -> list[Action]:
+        """An answer of another connection, to a call of the present session that was made at `sent`."""
+        if self.session is None:
+            return []
+        if not answer.alive:
+            return self._ended(now) + self.tick(now)
+        return self._believe(now, sent, answer.trust_ms) + self.tick(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        actions = []
+        if self._handed_out and now >= self.trusted_until:
+            self._handed_out = False
+            actions.append(Action("cancel"))
+        if self._call is not None and now >= self._call.sent + self.ttl_ms / 2:
+            self._lose_connection(now)
+            actions.append(Action("disconnect"))
+        return actions + self._go_on(now)
+
+    def drain(self, now: float) -> list[Action]:
+        self.is_draining = True
+        return [] if self.session else self.close(now)
+
+    def close(self, now: float) -> list[Action]:
+        """The session was closed, or shall end by itself."""
+        cancel = [Action("cancel")] if self._handed_out else []
+        disconnect = [Action("disconnect")] if self._connected else []
+        self._closed, self._handed_out, self._connected, self._call, self.session = True, False, False, None, None
+        self.trusted_until = NEVER
+        return cancel + disconnect
+
+    # ---- steps ----
+
+    def _go_on(self, now: float) -> list[Action]:
+        """Makes the next connection or call, if its time has come."""
+        if self._closed or self._call is not None:
+            return []
+        if not self._connected:
+            if self._next_connect is None or now < self._next_connect:
+                return []
+            self._next_connect = None
+            return [Action("connect")]
+        if now < self._next_call:
+            return []
+        if self.session is None:
+            self._call = _Call("open", now, None)
+            return [Action("open", takeover=self.takeover and not self._had_session)]
+        if self._longest_wait < SHORTEST_WAIT:
+            self._no_wait_before, self._longest_wait = now + self.ttl_ms / 3, ALWAYS
+        if self._asks or now < self._no_wait_before:
+            self._call = _Call("beat", now, self.session)
+            return [Action("beat")]
+        timeout = min(self.ttl_ms / (3 if now < self.trusted_until else 10), self._longest_wait)
+        self._call = _Call("wait", now, self.session)
+        return [Action("wait", timeout_ms=int(timeout), revision=self.revision)]
+
+    def _opened(self, now: float, sent: float, answer: Answer) -> list[Action]:
+        self.session, self.revision = answer.session, answer.revision
+        self._had_session, self._opened_at = True, now
+        return self._believe(now, sent, answer.trust_ms)
+
+    def _believe(self, now: float, sent: float, trust_ms: float) -> list[Action]:
+        """Counts the trust from before the call. When it is back, all scopes ask."""
+        if sent >= self._heard:
+            self._heard, self.trusted_until = sent, sent + trust_ms
+        if self._handed_out or now >= self.trusted_until:
+            return []
+        self._handed_out = True
+        return [Action("ask")]
+
+    def _ended(self, now: float) -> list[Action]:
+        """The session has ended. While it was trusted, only another process can have ended it, which may have the same
+        name: two such processes must not end each other for ever."""
+        actions = [Action("cancel")] if self._handed_out else []
+        taken = now < self.trusted_until
+        self.session, self._handed_out, self._asks, self.trusted_until = None, False, False, NEVER
+        self._next_call = now
+        if self.is_draining:
+            return actions + self.close(now)
+        if taken:
+            if now >= self._opened_at + LONGEST_REOPEN:
+                self._reopen_pause = FIRST_REOPEN
+            self._next_call = now + self._reopen_pause * (0.5 + 0.5 * self.chance())
+            self._reopen_pause = min(2 * self._reopen_pause, LONGEST_REOPEN)
+            actions.append(Action("warn", why="taken"))
+        return actions
+
+    def _end_call(self) -> _Call:
+        call, self._call = self._call, None
+        if call is None:
+            raise RuntimeError("no call is under way")
+        return call
+
+    def _lose_connection(self, now: float) -> None:
+        """The first new try is at once. Later ones come after a pause that doubles."""
+        pause = 0.0
+        if self._attempts > 0:
+            pause = min(MIN_CONNECT_PAUSE * 2 ** (self._attempts - 1), MAX_CONNECT_PAUSE, self.ttl_ms / 6) * (0.5 + 0.5 * self.chance())
+        self._connected, self._call, self._next_connect = False, None, now + pause
+        self._attempts = min(self._attempts + 1, 16)
