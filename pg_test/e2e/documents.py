@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from conftest import ROOT
 
-PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "bench/README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "bench/README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/*.md")), *sorted(ROOT.glob("clients/**/*.md"))]
 REFERENCE = ROOT / "docs/reference"
 
 
