@@ -36,17 +36,17 @@ soak: ## clients come, fail and go at random, and all that they were answered is
 bench: ## benchmarks, side by side
 	@bash bench/run
 
-# $(call install,OPTION..): a release build for the server of PG_CONFIG, put where packaging/install puts it with these options.
-define install
-	@config=$$(realpath -e "$$(command -v $(PG_CONFIG))" 2>/dev/null) || { echo "no such pg_config: $(PG_CONFIG)" >&2; exit 1; }; \
-		pg_test/setup && CARGO_TARGET_DIR=target/install PGRX_PG_CONFIG_PATH=$$config packaging/install $$config $(1) --release
-endef
+# A release build: for the server of PG_CONFIG, whose path is put into `config`; put where packaging/install puts it.
+find_config = config=$$(realpath -e "$$(command -v "$(PG_CONFIG)")" 2>/dev/null) || { echo "no such pg_config: $(PG_CONFIG)" >&2; exit 1; }
+build = pg_test/setup && export CARGO_TARGET_DIR=target/install &&
+below = $(if $(DESTDIR),--root "$(DESTDIR)")
 
 all: ## a release build for the server of PG_CONFIG, which install then only has to put there
-	$(call install,--root target/install/root)
+	@$(find_config); $(build) packaging/built "$$config" packaging/install "$$config" --root target/install/root --release
 
-install: ## a release build for, and into, the server of PG_CONFIG=/path/to/pg_config
-	$(call install)
+install: ## a release build for, and into, the server of PG_CONFIG=/path/to/pg_config, or below DESTDIR
+	@$(find_config); if packaging/built "$$config"; then packaging/install "$$config" $(below) --built; \
+		else $(build) packaging/install "$$config" $(below) --release; fi
 
 deb: ## a Debian package for the server of Debian's packages, into target/deb/ (PG=15)
 	@pg_test/setup
