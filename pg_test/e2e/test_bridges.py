@@ -97,7 +97,7 @@ def test_an_old_worker_that_was_faster(bridged, scene):
     assert not checks(session)
     bridged.set(eskit_lease__worker=None)
     wait_until(lambda: workers(bridged))
-    assert bridged.query("SELECT held, blocked_by FROM eskit_lease.bridges") == [(False, [old.info.backend_pid])]
+    wait_until(lambda: bridged.query("SELECT held, blocked_by FROM eskit_lease.bridges") == [(False, [old.info.backend_pid])])
     assert not checks(session)
     assert session.renew("r").held
     unlocks(old)
