@@ -111,7 +111,7 @@ def test_a_database_with_a_held_bridge(server, db):
 
 
 def test_a_refused_command_leaves_a_held_bridge_alone(background):
-    """PostgreSQL 19 asks the worker to leave before it looks for clients, because of which it refuses the command."""
+    """PostgreSQL 19 asks the worker to leave before it looks for clients, and refuses the command if there are any."""
     server = Server("e2e-refused")
     server.query("CREATE DATABASE app")
     server.query("CREATE EXTENSION eskit_lease", dbname="app")

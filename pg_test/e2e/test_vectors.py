@@ -41,8 +41,8 @@ def test_vectors(case):
                 assert (value() if callable(value) else value) == step[field], (field, step)
 
 
-def test_each_case_fails_without_the_rule_that_it_is_for(monkeypatch):
-    """Trust that is counted from the answer, and others: a wrong core fails the vectors."""
+def test_a_wrong_core_fails(monkeypatch):
+    """Four rules are broken in turn, and the vectors find each: trust counted from the answer, for instance."""
     broken = {
         "_believe": lambda self, now, sent, trust_ms: right["_believe"](self, now, now, trust_ms),  # trust from the answer
         "_ended": lambda self, now: right["_ended"](self, now)[1:],  # no cancel

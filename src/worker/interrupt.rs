@@ -5,7 +5,8 @@
 //! each of its tries, which take five seconds, also if it then refuses the command because clients are connected.
 //! Meanwhile the bridges would be without their locks. So this worker stays while a client is connected to its
 //! database, and leaves once there is none: where the command can succeed, it does, and a refused one touches no
-//! bridge.
+//! bridge. Only a request that meets the worker in the midst of a run ends it: a run may wait for a lock, and a
+//! shutdown must not wait for that.
 //!
 //! The postmaster may not ask again, also when it shuts down. So a worker that has stayed once looks for clients after
 //! each sleep, as a shutdown ends these first, and waits for no lock for long.
