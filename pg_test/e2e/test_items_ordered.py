@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 from collections import defaultdict
 
@@ -200,3 +201,36 @@ def test_a_crash_keeps_the_order(ordered_server):
             (item,) = rows(conn, "item_claim", "crash", session.id, 10)
             assert item.id == id
             call(conn, "item_done", [item.id], item.fence)
+
+
+@pytest.mark.parametrize("ordering", ["key", "fifo"])
+@pytest.mark.parametrize("delay", [None, "1 ms"])
+def test_a_claim_that_is_rolled_back_lets_no_later_item_pass(ordered_server, background, ordering, delay):
+    """Other sessions claim and roll back all the time. Each claim that commits is of the oldest item."""
+    queue, count, over = f"undone {ordering} {delay}", 1000, threading.Event()
+    ordered_server.query("SELECT eskit_lease.queue_create(%s, 10000, '0', %s)", queue, ordering)
+
+    def undo(name):
+        with ordered_server.connect() as conn:
+            session = Session(conn, name)
+            while not over.is_set():
+                with conn.transaction(force_rollback=True):
+                    rows(conn, "item_claim", queue, session.id)
+
+    with ordered_server.connect() as conn:
+        for number in range(count):
+            run_at = delay and conn.execute("SELECT clock_timestamp() + %s::interval", (delay,)).fetchone()[0]
+            call(conn, "item_add", queue, Jsonb(number), "k", run_at)
+        undoing, session, given = [background(undo, f"{queue} {n}") for n in range(3)], Session(conn, queue), []
+        try:
+            limit = time.monotonic() + 60
+            while len(given) < count:
+                assert time.monotonic() < limit
+                for item in rows(conn, "item_claim", queue, session.id):
+                    given.append(item.payload)
+                    call(conn, "item_done", [item.id], item.fence)
+                    assert item.payload == len(given) - 1
+        finally:
+            over.set()
+            for each in undoing:
+                each.result()

@@ -191,6 +191,16 @@ impl Seam {
         self.note_once(Places { lane, from, claimed });
     }
 
+    /// Returns the first place of a lane from which this transaction has claimed. Its items are free again if the
+    /// transaction fails.
+    pub fn first_claimed(self, lane: Lane) -> i64 {
+        let is_claimed = |places: &&Places| places.claimed && places.lane == lane;
+        NOTES.with_borrow(|notes| {
+            let any = notes.each::<AllPlaces>().next().map(|_| i64::MIN);
+            any.or_else(|| notes.each().filter(is_claimed).map(|places| places.from).min()).unwrap_or(i64::MAX)
+        })
+    }
+
     /// Returns the partitions in which this transaction has made items of a queue free; `None` if there are more than
     /// are noted.
     pub fn freed(self, queue: i32) -> Option<HashSet<i32>> {

@@ -11,8 +11,8 @@
 //!   an item that the claim did not want. The scan passes items that are claimed.
 //! * Some transactions make an item free: they add it, or they give back, fail or free a claimed one. Such a
 //!   transaction [`Shared::lower`]s the floor at its end, once the item is visible. So does a claim that is rolled
-//!   back, as it may have raised the floor over its own items. At PREPARE, both kinds of transactions lower the floor:
-//!   then the item is in flight, and no floor passes it until the end.
+//!   back, as without an order it may have raised the floor over its own items. At PREPARE, both kinds of transactions
+//!   lower the floor: then the item is in flight, and no floor passes it until the end.
 //! * Each lowering begins a new turn. A scan reads the turn before it begins, and raises the floor no higher than any
 //!   lowering since that turn. So an item that becomes visible during a scan is not lost. Either the scan saw it, at
 //!   least in flight; or its lowering came after the turn was read, and undoes or bounds the raise. The lane's entry

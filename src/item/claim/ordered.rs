@@ -1,20 +1,19 @@
 //! Claiming in order: what one call takes from a partition of a queue whose ordering is `key` or `fifo`.
 //!
-//! An item comes when it is added to the ready items, or when it becomes due. A look goes through ready and due items
-//! together, in the order in which they came. So the first item of a key that it meets is the first of that key, and
-//! all others wait. The key's head decides about that first item (see [`crate::item::heads`]). If the key has no head,
-//! the item becomes the head. If another item is the head, the look takes that one, if it is free. In a `fifo` queue, a
-//! look takes nothing beside a head. Waiting items hold the floor. If many wait, the floor may pass them (see
-//! [`crate::item::next`]).
+//! An item comes when it is added to the ready items, or when it becomes due. A look goes through both together, in the
+//! order in which they came. So the first item of a key that it meets is the first of that key, and all others wait.
+//! The key's head decides about that first item (see [`crate::item::heads`]). If the key has no head, the item becomes
+//! the head. If another item is the head, the look takes that one, if it is free. In a `fifo` queue, a look takes
+//! nothing beside a head. Waiting items hold the floor. If many wait, it may pass them (see [`crate::item::next`]).
 //!
 //! **What makes it right.** One at a time: a claim takes an item only if it has made or found the item as the head of
 //! its key, and no change of that head is in flight. In order: an item becomes a head only if it was there when the
 //! look began. A [`Moment`] tells this, and the floors are read after that moment. Every item that was added earlier
 //! was there as well, and the look has met that earlier item first, wherever it is now. Of two items that are added
-//! during the look, it might see only the later one. So both wait for the next look: adding them begins a new turn.
+//! during the look, it might see only the later one. So both wait for the next look: adding them begins a new turn. No
+//! floor passes what an open transaction has claimed: if it fails, its heads are gone, and a look may be under way.
 //!
-//! The head is made first and the item taken after. If a transaction that does not claim has locked the item, the head
-//! is deleted again.
+//! The head is made first. If a transaction that does not claim has locked the item, the head is deleted again.
 
 use super::claimer::Claimer;
 use crate::item::heads::{self, At, Head, Heads};
@@ -131,7 +130,8 @@ impl<'a, 'b> Look<'a, 'b> {
                 claimer.call.seam().places(stretch.lane, stretch.first, true);
             }
             if matches!(head, Head::None) {
-                claimer.call.shared.raise(stretch.lane, stretch.start, stretch.stop);
+                let stop = stretch.stop.min(claimer.call.seam().first_claimed(stretch.lane));
+                claimer.call.shared.raise(stretch.lane, stretch.start, stop);
             }
         }
         all.then_some(until)
