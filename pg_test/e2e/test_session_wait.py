@@ -126,6 +126,14 @@ def test_answers_in_time_for_the_next_heartbeat(connect):
     assert answer.trust_ms > 500
 
 
+def test_trust_counts_from_the_start_of_the_wait(connect):
+    """A client whose next call takes no longer than its wait trusts its session all the time."""
+    one, other = (Session(connect(), name, ttl="6 s") for name in ("one", "other"))
+    assert one.wait("1 s").trust_ms > 5_500
+    answers = rows(other.conn, "session_wait_many", [one.id, other.id], [one.revision, other.revision], "1 s")
+    assert all(answer.reason == "timeout" and answer.trust_ms > 5_500 for answer in answers)
+
+
 def test_timeout(connect):
     session = Session(connect())
     answer = session.wait("150 ms")

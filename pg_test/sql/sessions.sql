@@ -49,6 +49,7 @@ SELECT revision AS r FROM session_heartbeat(:'b') \gset
 SELECT alive, trust_ms > 0 AS trusted, revision = :r AS same, reason FROM session_wait(:'b', :r - 1, '5 s');
 SELECT alive, trust_ms > 0 AS trusted, revision = :r AS same, reason FROM session_wait(:'b', :r, '0');
 SELECT alive, trust_ms > 0 AS trusted, revision = :r AS same, reason FROM session_wait(:'b', :r, '20 ms');
+SELECT h.trust_ms - w.trust_ms < 150 AS "counts from the call", w.reason FROM session_heartbeat(:'b') AS h, session_wait(:'b', h.revision, '300 ms') AS w;
 SELECT w.alive, w.trust_ms > 0 AS trusted, w.reason FROM session_heartbeat(:'c') AS h, session_wait(:'c', h.revision) AS w;
 SELECT alive, trust_ms, expires_at, revision, reason FROM session_wait('00000000-0000-4000-8000-000000000000', 0);
 

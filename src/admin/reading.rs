@@ -54,7 +54,7 @@ fn _standing(session: Uuid, boot_id: i64, ttl_ms: i32) -> Result<Standing> {
     // A session without a slot has no revision yet.
     let revision = Some(standing.revision.cast_signed()).filter(|revision| *revision != 0);
     // This transaction's own grants are not yet vouched for, neither in the views nor in its answers.
-    let touch = Touch { home, at, standing: Some(standing), pending: false };
+    let touch = Touch::look(home, at, Some(standing));
     let trust_ms = Some(touch.trust_ms().unwrap_or(0));
     Ok(Standing { state: Text::from(state), trust_ms, expires_at, revision, attached_pid: pid })
 }

@@ -65,7 +65,7 @@ fn session_open(
         take_over(&call, at, &consumer)?;
     }
     let standing = shared.look(at).ok_or(Error::SessionsFull)?;
-    let touch = Touch { home: call.home, at: Some(at), standing: Some(standing), pending: false };
+    let touch = Touch::look(call.home, Some(at), Some(standing));
     Ok(OpenedSession {
         session: at.session(),
         trust_ms: touch.trust_ms().unwrap_or(0),

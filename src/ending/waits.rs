@@ -255,7 +255,7 @@ fn wait_for_slot(shared: &'static Shared, session: Uuid, until: u64, now: &mut T
             break;
         }
         pause(left);
-        *now = touch(shared, session)?;
+        *now = Touch { came: now.came, ..touch(shared, session)? };
     }
     Ok(())
 }

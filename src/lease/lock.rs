@@ -140,6 +140,6 @@ fn lock_acquire(
         session::delete(&call, &[me.session()]);
         call.seam().ended(me, true);
     }
-    let touch = Touch { home: call.home, at: Some(me), standing: shared.look(me), pending: false };
+    let touch = Touch::look(call.home, Some(me), shared.look(me));
     one(answer, touch.trust_ms())
 }

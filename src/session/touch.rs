@@ -24,6 +24,8 @@ pub struct Touch {
     pub home: Home,
     pub at: Option<SlotRef>,
     pub standing: Option<Standing>,
+    /// When the call came, by [`clock::now`].
+    pub came: u64,
     /// Whether this transaction, when the call came, had done something for the session that others do not see yet.
     pub pending: bool,
 }
@@ -34,9 +36,9 @@ thread_local! {
 }
 
 impl Touch {
-    /// A touch that finds no session, or no living one.
-    fn without(home: Home, standing: Option<Standing>) -> Touch {
-        Touch { home, at: None, standing, pending: false }
+    /// A look at a session, without a heartbeat.
+    pub fn look(home: Home, at: Option<SlotRef>, standing: Option<Standing>) -> Touch {
+        Touch { home, at, standing, came: standing.map_or_else(clock::now, |standing| standing.now), pending: false }
     }
 
     /// Returns whether this transaction has pending work for the session and is open for longer than heartbeats are
@@ -64,7 +66,7 @@ impl Touch {
         let standing = self.standing.filter(Standing::alive)?;
         let confirming = shared().is_ok_and(Shared::is_confirming);
         let granting = confirming && self.at.is_some_and(seam::revises);
-        Some(if granting { 0 } else { standing.trust_ms() })
+        Some(if granting { 0 } else { standing.trust_ms(self.came) })
     }
 
     /// Returns the revision from before the call looked at anything: a wait on it misses no change since. `None` unless
@@ -126,7 +128,7 @@ pub fn ended(reason: &'static str) -> ErrorReport {
 pub fn touch(shared: &'static Shared, session: Uuid) -> Result<Touch> {
     let home = catalog::home();
     if is_private(shared, home, session) {
-        return Ok(Touch::without(home, None));
+        return Ok(Touch::look(home, None, None));
     }
     touch_holder(shared, session, None)
 }
@@ -142,11 +144,11 @@ pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&st
         }
         None => {
             let call = Call::open(shared)?;
-            let Some(row) = row_or_opening(session) else { return Ok(Touch::without(home, None)) };
+            let Some(row) = row_or_opening(session) else { return Ok(Touch::look(home, None, None)) };
             authorize(caller, row.role, resource)?;
             match call.at_of(&row) {
                 Some(at) => at,
-                None => return Ok(Touch::without(home, Some(Standing::dead()))),
+                None => return Ok(Touch::look(home, None, Some(Standing::dead()))),
             }
         }
     };
@@ -155,7 +157,7 @@ pub fn touch_holder(shared: &'static Shared, session: Uuid, resource: Option<&st
         ErrorReport::from(Error::Stray).report(PgLogLevel::NOTICE);
     }
     let pending = transaction::has_written() && (shared.is_opened_here(at) || seam::revises(at));
-    let touch = Touch { home, at: Some(at), standing, pending };
+    let touch = Touch { pending, ..Touch::look(home, Some(at), standing) };
     touch.overdue();
     Ok(touch)
 }

@@ -31,9 +31,11 @@ impl Standing {
         if self.alive() { self.until.saturating_sub(self.now) } else { 0 }
     }
 
-    /// Returns the trust: how much of the remaining time the client may rely on.
-    pub fn trust_ms(&self) -> i32 {
-        clock::trust_ms(self.left().min(self.vouched_until.saturating_sub(self.now)))
+    /// Returns the trust: for how long, counted from a time before the look, the client may rely on the session. 0 if
+    /// that is over.
+    pub fn trust_ms(&self, since: u64) -> i32 {
+        let until = if self.left() > 0 { self.until.min(self.vouched_until) } else { 0 };
+        if until > self.now { clock::trust_ms(until.saturating_sub(since)) } else { 0 }
     }
 
     /// Returns the standing of an ended session that shared memory does not know.
