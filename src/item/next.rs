@@ -9,8 +9,8 @@
 //! **What makes it right.** A look passes an item only if the item is committed and waits behind a firm head. Firm
 //! means committed, and not about to be ended. The transaction that ends that head does so after the look, then
 //! searches for the next item, and so finds this one. If that transaction reads the floor before the look raises it,
-//! the transaction lowers the floor at its commit, which undoes or bounds the raise. If the transaction fails, the head
-//! is back.
+//! the transaction lowers the floor, which bounds the raise, before any session can see that the head is gone; and again
+//! at its commit, which wakes sessions. If the transaction fails, the head is back.
 //!
 //! * The search begins at the id of the head, or at the floor if that is lower. No look passes an item whose place is
 //!   below its head's id. So dead entries of the key's former items are not searched. A moved item gets a new place and
@@ -27,7 +27,7 @@ use super::{ITEMS, LATER, Order, Queue, column, id, lane};
 use crate::call::Call;
 use crate::pg::table::{Flight, Key, Locked, Sight, Table};
 use crate::pg::{catalog, clock};
-use crate::shmem::floors::NOWHERE;
+use crate::shmem::floors::{Lane, NOWHERE};
 use pgrx::pg_sys::{ItemPointerData, Oid};
 use std::ffi::CStr;
 
@@ -77,13 +77,16 @@ struct Ended<'a> {
 }
 
 impl Ended<'_> {
+    fn lane(&self, table: &'static CStr) -> Lane {
+        lane(self.call, table, self.queue.number, self.partition)
+    }
+
     fn floor(&self, table: &'static CStr) -> i64 {
-        self.call.shared.floor_at(lane(self.call, table, self.queue.number, self.partition))
+        self.call.shared.floor_at(self.lane(table))
     }
 
     fn lower(&self, table: &'static CStr, to: i64) {
-        let lane = lane(self.call, table, self.queue.number, self.partition);
-        self.call.seam().places(lane, to, false);
+        self.call.seam().places(self.lane(table), to, false);
         self.queue.feeds(self.call, self.partition, 1);
     }
 
@@ -166,6 +169,8 @@ impl Ended<'_> {
         if !advanced {
             for (table, first) in [(ITEMS, ready), (LATER, due)] {
                 if let Some(at) = first.at() {
+                    // Now, too: a look that has met the item behind the head passes it no more.
+                    self.call.shared.lower(self.lane(table), at);
                     self.lower(table, at);
                 }
             }
