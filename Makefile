@@ -5,7 +5,7 @@ PG_CONFIG ?= pg_config
 SECONDS ?= 600
 MAJORS := 15 16 17 18 19
 
-.PHONY: help all demo quick test test-all test-ends test-deb soak bench install deb oci dist release sql lint clean
+.PHONY: help all demo quick test test-all test-ends test-clients test-deb soak bench install deb oci dist release sql lint clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+): ## (.*)/make \1\t\2/p' Makefile | expand -t 18
@@ -28,6 +28,11 @@ test-all: ## all tests on 15, 16, 17, 18 and 19
 test-ends: ## all tests on 15 and 19; on 16, 17 and 18 what depends on the major, without e2e
 	@pg_test/setup $(MAJORS)
 	@pg_test/run --ends $(MAJORS)
+
+test-clients: LANGUAGES ?= python typescript go java rust
+test-clients: ## the client libraries, each alone and all of them mixed (LANGUAGES='go java')
+	@pg_test/setup 15
+	@LANGUAGES='$(LANGUAGES)' pg_test/run 15 clients
 
 soak: ## clients come, fail and go at random, and all that they were answered is checked (PG=15 SECONDS=600 SEED=...)
 	@pg_test/setup 15 $(PG)

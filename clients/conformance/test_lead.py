@@ -1,0 +1,267 @@
+"""Leading: one at a time, whatever happens to processes, networks and servers."""
+
+import signal
+import threading
+import time
+
+import pytest
+from conftest import Pooler, Server, caught_up, promote, standby_of, wait_until
+from kit import LATE, TTL, LosingLink, judge_leads, judge_writes, url
+
+
+def lead(programs, name="x"):
+    for program in programs:
+        program.do("lead", id=name, name=name)
+
+
+def leader(programs, since=None):
+    """Waits for a program that has been granted the lease, of those that lead now, and writes."""
+
+    def is_leading(program):
+        granted = program.all("granted", (since or {}).get(program, 0))
+        return granted and program.all("wrote", fence=granted[-1]["fence"]) and not program.all("cancelled", fence=granted[-1]["fence"])
+
+    return wait_until(lambda: next((program for program in programs if is_leading(program)), None))
+
+
+def marks(programs):
+    return {program: len(program.events) for program in programs}
+
+
+@pytest.fixture
+def pooler(server, tmp_path):
+    pooler = Pooler(server, tmp_path)
+    yield pooler
+    pooler.stop()
+
+
+@pytest.mark.parametrize("via", ["direct", "pooler"])
+def test_the_lead_goes_from_one_to_the_next(world, request, via):
+    """By stop, drain, end and kill. Sessions of those that ended well are closed, and no connection is left."""
+    port = request.getfixturevalue("pooler").port if via == "pooler" else None
+    programs = world.several(5, world.url(port))
+    lead(programs)
+    ways = [
+        lambda one: one.ask("stop", "stopped", id="x"),
+        lambda one: one.ask("drain", "drained", seconds=5),
+        lambda one: one.end(),
+        lambda one: one.signal(signal.SIGTERM),
+        lambda one: one.kill(),
+    ]
+    left = list(programs)
+    for way in ways:
+        one = leader(left)
+        left.remove(one)
+        way(one)
+    assert len(judge_leads(programs, "x")) >= 5
+    assert len(judge_writes(world.conn, "x")) > 0
+    for program in programs:
+        if program.process.poll() is None and not program.process.stdin.closed:
+            program.end()
+    wait_until(lambda: world.sessions() == 0)  # the one of the killed program by its TTL
+    others = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    if via == "direct":
+        wait_until(lambda: world.has(others, world.dbname) == 0)
+
+
+def test_an_idle_keeper_costs_one_connection_and_under_one_call_a_second(alone):
+    program = alone.start(ttl=15, pool=1)
+    mine = "FROM pg_stat_activity WHERE datname = %s AND query LIKE '%%eskit_lease.%%' AND pid <> pg_backend_pid()"
+    wait_until(lambda: alone.has(f"SELECT count(*) {mine}", alone.dbname) == 1, timeout=30, pause=0.5)
+    began = "SELECT value FROM eskit_lease.stats() WHERE name = 'heartbeats'"
+    before = alone.has(began)
+    time.sleep(6)
+    assert alone.has(began) - before < 6
+    program.end()
+
+
+def test_a_busy_pool_stops_no_heartbeat(alone):
+    program = alone.start(pool=1)
+    lead([program])
+    leader([program])
+    lost = alone.lost()
+    program.ask("hold", "held", seconds=2 * TTL)
+    program.wait("free")
+    assert alone.lost() == lost and not program.all("cancelled")
+    since = len(program.events)
+    program.wait("wrote", since)
+    program.end()
+
+
+def test_a_lost_connection_of_the_keeper_is_no_lost_session(world):
+    """By a reset, by silence, and by an administrator: each time within the TTL."""
+    link = world.link()
+    programs = [world.start(world.url(link.port), work=world.url()) for _ in range(2)]
+    lead(programs)
+    one, lost = leader(programs), world.lost()
+    find = "FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid() AND query LIKE '%%session_wait%%'"
+    for trouble in (
+        link.forget,
+        lambda: world.conn.execute(f"SELECT pg_terminate_backend(pid) {find}", (world.dbname,)),
+    ):
+        trouble()
+        time.sleep(TTL * 1.2)
+        assert world.lost() == lost and not one.all("cancelled")
+    assert len(judge_leads(programs, "x")) == 1
+
+
+def test_who_is_cut_off_stops_before_the_next_is_granted(world):
+    """The work's own connections still work: only the keeper can tell that the trust is over."""
+    link = world.link()
+    cut = world.start(world.url(link.port), work=world.url())
+    lead([cut])
+    leader([cut])
+    others = [world.start() for _ in range(2)]
+    lead(others)
+    for _ in range(2):
+        before = marks(others)
+        link.cut()
+        leader(others, before)
+        assert cut.wait("cancelled")
+        link.mend()
+        for other in others:
+            other.ask("stop", "stopped", id="x")
+        leader([cut], {cut: len(cut.events)})
+        lead(others)
+    programs = [cut, *others]
+    assert len(judge_leads(programs, "x")) >= 3
+    judge_writes(world.conn, "x")
+
+
+def test_who_is_stopped_writes_nothing_afterwards(world):
+    programs = world.several(3)
+    lead(programs)
+    paused = []
+    for _ in range(2):
+        one, before = leader(programs), marks(programs)
+        with one.stopped():
+            leader([other for other in programs if other is not one], before)
+        paused.append(one)
+        one.wait("cancelled", before[one])
+    judge_leads(programs, "x", paused)
+    judge_writes(world.conn, "x")
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_restart_of_the_server_ends_no_session(world, mode):
+    """The programs of a database wait for the server, and go on as they were."""
+    programs = world.several(2, ttl=20)
+    lead(programs)
+    one, sessions = leader(programs), world.sessions()
+    world.conn.close()
+    world.server.restart(mode)
+    world.conn = world.server.connect(world.dbname)
+    since = marks(programs)
+    one.wait("wrote", since[one])
+    assert world.sessions() == sessions
+    assert len(judge_leads(programs, "x")) == 1
+    judge_writes(world.conn, "x")
+
+
+def test_a_promotion(alone):
+    """Sessions live on, the leader gets a new fence, and nothing is written under two."""
+    primary = Server("kit-primary")
+    try:
+        primary.query("CREATE EXTENSION eskit_lease")
+        primary.query("CREATE TABLE kit_writes (id bigserial, consumer text, name text, fence bigint)")
+        standby = standby_of(primary, "kit-standby")
+        try:
+            link = alone.link(primary.port)
+            programs = [alone.start(url(link.port, "postgres"), ttl=20) for _ in range(2)]
+            lead(programs)
+            one = leader(programs)
+            caught_up(primary, standby)
+            link.cut()
+            primary.stop("immediate")
+            promote(standby)
+            link.target = standby.port
+            link.forget()
+            since = marks(programs)
+            again = leader(programs, since)
+            with standby.connect() as conn:
+                judge_writes(conn, "x")
+            judge_leads(programs, "x")
+            assert again in programs and one in programs
+        finally:
+            standby.stop("immediate")
+    finally:
+        primary.stop("immediate")
+
+
+def test_refused_waits_are_replaced_by_heartbeats(alone):
+    alone.server.set(eskit_lease__max_waiting="1")
+    try:
+        programs = alone.several(3)
+        lead(programs)
+        one, lost = leader(programs), alone.lost()
+        time.sleep(2 * TTL)
+        assert alone.lost() == lost and not one.all("cancelled")
+        before = marks(programs)
+        one.ask("stop", "stopped", id="x")
+        leader([other for other in programs if other is not one], before)
+        judge_leads(programs, "x")
+    finally:
+        alone.server.set(eskit_lease__max_waiting=None)
+
+
+def test_two_processes_of_one_name_do_not_end_each_other_for_ever(alone):
+    first = alone.start(takeover=True)
+    second = alone.start(opens=False)
+    second.name = first.name
+    second.open(alone.url(), takeover=True)
+    first.wait("keeper", state="lost")
+    first.wait("keeper", len(first.events), state="trusted", timeout=30) if first.events[-1].get("state") != "trusted" else None
+    time.sleep(2 * TTL)
+    assert alone.sessions() == 2
+    assert len(first.all("keeper", state="lost")) == 1 and not second.all("keeper", state="lost")
+
+
+@pytest.mark.parametrize("way", ["before", "after"])
+def test_a_fence_is_not_used_after_an_unknown_commit(world, way):
+    """A connection of the work breaks between COMMIT and its answer, while its transaction is open."""
+    link = world.link(kind=LosingLink)
+    programs = [world.start(work=world.url(link.port)) for _ in range(2)]
+    lead(programs)
+    for _ in range(3):
+        one, before, lost = leader(programs), marks(programs), link.lost
+        link.lose = way
+        wait_until(lambda: link.lost > lost)  # noqa: B023
+        unsure = threading.Timer(TTL / 3, link.let_go)
+        unsure.start()
+        used = [program for program in programs if wait_for_unsure(program, before[program])]
+        assert used, f"no program is unsure: {one.events[-5:]}"
+        unsure.join()
+    judge_leads(programs, "x")
+    judge_writes(world.conn, "x")
+    for program in programs:
+        for unknown in program.all("unsure"):
+            later = [told for told in program.all("begin", fence=unknown["fence"]) if told["at"] > unknown["at"]]
+            assert not later, f"{program.name} goes on under fence {unknown['fence']}"
+
+
+def wait_for_unsure(program, since):
+    deadline = time.monotonic() + 2 * LATE
+    while not program.all("unsure", since) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return program.all("unsure", since)
+
+
+def test_a_lease_taken_by_force_ends_the_scope(world):
+    program = world.start()
+    lead([program])
+    fence = program.wait("granted")["fence"]
+    world.conn.execute("SELECT eskit_lease.lease_force_release('x')")
+    program.wait("cancelled", fence=fence, timeout=10)
+    assert program.wait("granted", len(program.events), timeout=10)["fence"] > fence
+
+
+MISUSES = {"before_open", "after_close", "open_twice", "no_transaction", "ended_scope", "two_threads"}
+
+
+@pytest.mark.parametrize("case", sorted(MISUSES))
+def test_misuse_is_a_clear_error(alone, case):
+    program = alone.start()
+    told = program.wait("misused", program.do("misuse", case=case), case=case)
+    error = told["error"]
+    assert (error is None) == (case == "two_threads"), told
+    assert error is None or not any(bad in error.lower() for bad in ("nullpointer", "attributeerror", "typeerror", "panic", "nil pointer"))
