@@ -30,7 +30,7 @@ def happen(core, at, event):
 @pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
 def test_vectors(case):
     settings = case["settings"]
-    core = Core(settings["ttl_ms"], settings.get("takeover", False), lambda: settings.get("random", 1))
+    core = Core(settings["ttl_ms"], settings.get("takeover", False), settings.get("watches", False), lambda: settings.get("random", 1))
     for step in case["steps"]:
         actions = happen(core, step["at"], step["event"])
         assert told(actions) == step.get("actions", []), step

@@ -53,6 +53,7 @@ class _Call:
 class Core:
     ttl_ms: int
     takeover: bool = False
+    watches: bool = False  # a heartbeat names the table to watch, and the first one begins it
     chance: Callable[[], float] = random.random
 
     session: str | None = None
@@ -211,7 +212,7 @@ class Core:
 
     def _opened(self, now: float, sent: float, answer: Answer) -> list[Action]:
         self.session, self.revision = answer.session, answer.revision
-        self._had_session, self._opened_at = True, now
+        self._had_session, self._opened_at, self._asks = True, now, self.watches
         return self._believe(now, sent, answer.trust_ms)
 
     def _believe(self, now: float, sent: float, trust_ms: float) -> list[Action]:
