@@ -32,7 +32,7 @@ test-ends: ## all tests on 15 and 19; on 16, 17 and 18 what depends on the major
 test-clients: LANGUAGES ?= python typescript go java rust
 test-clients: ## the client libraries, each alone and all of them mixed (LANGUAGES='go java')
 	@pg_test/setup 15
-	@LANGUAGES='$(LANGUAGES)' pg_test/run 15 clients
+	@LANGUAGES='$(LANGUAGES)' KIT=all pg_test/run 15 clients
 
 soak: ## clients come, fail and go at random, and all that they were answered is checked (PG=15 SECONDS=600 SEED=...)
 	@pg_test/setup 15 $(PG)

@@ -158,7 +158,7 @@ def test_a_restart_of_the_server_ends_no_session(world, mode):
     judge_writes(world.conn, "x")
 
 
-def test_a_promotion(alone):
+def test_a_promotion(world):
     """Sessions live on, the leader gets a new fence, and nothing is written under two."""
     primary = Server("kit-primary")
     try:
@@ -166,8 +166,8 @@ def test_a_promotion(alone):
         primary.query("CREATE TABLE kit_writes (id bigserial, consumer text, name text, fence bigint)")
         standby = standby_of(primary, "kit-standby")
         try:
-            link = alone.link(primary.port)
-            programs = [alone.start(url(link.port, "postgres"), ttl=20) for _ in range(2)]
+            link = world.link(primary.port)
+            programs = [world.start(url(link.port, "postgres"), ttl=20) for _ in range(2)]
             lead(programs)
             one = leader(programs)
             caught_up(primary, standby)
