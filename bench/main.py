@@ -19,6 +19,7 @@ from harness import CLIENTS, HERE, KNOBS, REPEAT, REVISION, ROOT, SECONDS, Repor
 from heartbeats import heartbeats
 from idle import idle
 from items import items
+from keeper import keeper
 from keys import keys
 from news import news
 from peers import peers
@@ -33,6 +34,7 @@ PARTS = {
     "fence": fence,
     "fenced": fenced,
     "handover": handover,
+    "keeper": keeper,
     "news": news,
     "expiry": expiry,
     "grants": grants,
