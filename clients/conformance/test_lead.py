@@ -204,6 +204,19 @@ def test_refused_waits_are_replaced_by_heartbeats(alone):
         alone.server.set(eskit_lease__max_waiting=None)
 
 
+def test_a_statement_timeout_below_a_wait_ends_no_session(world):
+    world.conn.execute(f"ALTER DATABASE {world.dbname} SET statement_timeout = '500 ms'")
+    programs = world.several(2, ttl=6)  # waits of 2 s
+    lead(programs)
+    one, lost = leader(programs), world.lost()
+    time.sleep(9)
+    assert world.lost() == lost and not one.all("cancelled")
+    before = marks(programs)
+    one.ask("stop", "stopped", id="x")
+    leader([other for other in programs if other is not one], before)
+    judge_leads(programs, "x")
+
+
 def test_two_processes_of_one_name_do_not_end_each_other_for_ever(alone):
     first = alone.start(takeover=True)
     second = alone.start(opens=False)
