@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, wait_until
@@ -34,13 +35,18 @@ def url(port, dbname, host="127.0.0.1"):
     return f"postgresql://postgres:{os.environ['PGPASSWORD']}@{host}:{port}/{dbname}"
 
 
+def program_of(language):
+    """Returns the program of a library; that of a broken copy, for the test of the kit itself."""
+    return Path(os.environ.get(f"KIT_{language.upper()}") or ROOT / "clients" / language) / "conformance"
+
+
 class Program:
     """A program of a library: it does what it is told, and tells what happens."""
 
     def __init__(self, language, name, log):
         self.language, self.name, self.events, self.told = language, name, [], threading.Condition()
         self.process = subprocess.Popen(
-            [ROOT / "clients" / language / "conformance"],
+            [program_of(language)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1,
         )  # fmt: skip
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -213,6 +219,8 @@ class World:
         self.languages, self.programs, self.links = itertools.cycle(languages), [], []
         self.conn = server.connect(dbname)
         self.conn.execute(TABLES)
+        # The server ends the transaction of a program that is stopped or cut off, so that others need not wait for it.
+        self.conn.execute(f"ALTER DATABASE {dbname} SET idle_in_transaction_session_timeout = '2 s'")
 
     def link(self, port=None, kind=Link):
         self.links.append(kind(port or self.server.port))
