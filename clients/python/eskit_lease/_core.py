@@ -1,14 +1,14 @@
 """The protocol of the keeper's connection, without a connection: events with their times in, actions out.
 
-../../README.md is the protocol in words, and ../../vectors is what each library's core does. Times are milliseconds of a
-monotonic clock.
+../../README.md is the protocol in words, and ../../vectors is what each library's core does. Times are milliseconds
+of a monotonic clock.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 MAX_CONNECT_PAUSE, MIN_CONNECT_PAUSE = 1_000, 100
 BEAT = 1_000  # between heartbeats where waits are refused
@@ -77,6 +77,10 @@ class Core:
     _asks: bool = False  # a heartbeat must tell first whether the session still lives
 
     # ---- what others ask ----
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def state(self, now: float) -> str:
         if self._closed:
@@ -251,6 +255,7 @@ class Core:
         """The first new try is at once. Later ones come after a pause that doubles."""
         pause = 0.0
         if self._attempts > 0:
-            pause = min(MIN_CONNECT_PAUSE * 2 ** (self._attempts - 1), MAX_CONNECT_PAUSE, self.ttl_ms / 6) * (0.5 + 0.5 * self.chance())
+            doubled = MIN_CONNECT_PAUSE * 2 ** (self._attempts - 1)
+            pause = min(doubled, MAX_CONNECT_PAUSE, self.ttl_ms / 6) * (0.5 + 0.5 * self.chance())
         self._connected, self._call, self._next_connect = False, None, now + pause
         self._attempts = min(self._attempts + 1, 16)

@@ -1,0 +1,89 @@
+"""The errors of the library, and what an error of a driver means."""
+
+from __future__ import annotations
+
+SESSION_ENDED = "LF003"
+SERVER_STATE = "55000"  # before 0.3.0 it also said that a session has ended
+FENCE_REFUSED = "LF001"
+REFUSED = frozenset((FENCE_REFUSED, "55P03", "40001"))
+
+
+class LeaseError(Exception):
+    """The base of `Lost`, `Refused` and `Unsure`. The driver's error, if there is one, is the `__cause__`.
+
+    Attributes:
+        resource: the name of the lease, group, queue or key; None if there is none.
+        fence: the fence under which the work was done; None if there is none.
+        sqlstate: the SQLSTATE of the server's error; None if it is not the server that raised it.
+    """
+
+    def __init__(
+        self, message: str, *, resource: str | None = None, fence: int | None = None, sqlstate: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.resource, self.fence, self.sqlstate = resource, fence, sqlstate
+
+
+class Lost(LeaseError):
+    """The lease, or the trust in it, has ended. Begin anew, under a new fence. The keeper already does."""
+
+
+class Refused(LeaseError):
+    """The server refused the transaction: LF001, 55P03 or 40001. It is rolled back: ask again."""
+
+
+class Unsure(LeaseError):
+    """The connection broke before COMMIT was answered. The transaction may still commit, so the scope has ended, and
+    the next one begins under a new fence. Read from the database what is committed."""
+
+
+class Closed(RuntimeError):
+    """The keeper is not open: it was not opened, drains, or is closed."""
+
+
+def sqlstate_of(error: BaseException | None) -> str | None:
+    """Returns the SQLSTATE of an error of psycopg, psycopg2, asyncpg, or of SQLAlchemy or Django, which wrap them."""
+    while error is not None:
+        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        if isinstance(state, str):
+            return state
+        wraps = type(error).__module__.startswith("django.db")
+        error = getattr(error, "orig", None) or (error.__cause__ if wraps else None)
+    return None
+
+
+def severity_of(error: BaseException) -> str | None:
+    """Returns the severity of an error of the server, in English, if the driver tells."""
+    error = getattr(error, "orig", None) or error
+    diag = getattr(error, "diag", None)
+    severity = getattr(diag, "severity_nonlocalized", None) or getattr(error, "severity_en", None)
+    return severity if isinstance(severity, str) else None
+
+
+def is_answer(error: BaseException) -> bool:
+    """Tells whether the server has answered a statement with this error, and the connection goes on. Otherwise the
+    connection is lost, and what became of the statement is unknown."""
+    state = sqlstate_of(error)
+    if state is None or state.startswith(("08", "57P")):
+        return False
+    return severity_of(error) not in ("FATAL", "PANIC")
+
+
+def meaning(error: Exception, resource: str, fence: int, *, ours: bool) -> Exception:
+    """Returns `Lost` or `Refused` for an error that means so, with `error` as its cause; else `error` itself.
+
+    `ours`: the statement was one of this library, so that 55000 can only mean that the session has ended.
+    """
+    state = sqlstate_of(error)
+    kind: type[LeaseError]
+    if isinstance(error, LeaseError):
+        return error
+    if state == SESSION_ENDED or (ours and state == SERVER_STATE):
+        kind = Lost
+    elif state in REFUSED:
+        kind = Refused
+    else:
+        return error
+    told = kind(f"{resource}: {error}", resource=resource, fence=fence, sqlstate=state)
+    told.__cause__ = error
+    return told

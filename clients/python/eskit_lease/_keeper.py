@@ -1,0 +1,486 @@
+"""The keeper: one session, one connection that keeps it alive, and the news for all that the process was handed out.
+
+The core decides; this does what it says. Everything runs in one event loop, so what is done between two awaits is done
+at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import psycopg
+from psycopg import conninfo
+
+from ._core import Action, Answer, Core
+from ._errands import Errands
+from ._errors import SERVER_STATE, SESSION_ENDED, Closed, Lost
+from ._line import Broken, Connect, Connection, Line, Row
+
+T = TypeVar("T")
+
+OPEN = """SELECT session::text, trust_ms, revision
+          FROM eskit_lease.session_open(%s::text, %s::interval, takeover => %s::boolean)"""
+BEAT = "SELECT alive, trust_ms, revision, reason FROM eskit_lease.session_heartbeat(%s::uuid)"
+WATCH = "SELECT alive, trust_ms, revision, reason FROM eskit_lease.session_watch(%s::uuid, %s::regclass)"
+WAIT = "SELECT alive, trust_ms, revision, reason FROM eskit_lease.session_wait(%s::uuid, %s::bigint, %s::interval)"
+DRAIN = "SELECT eskit_lease.session_drain(%s::uuid) AS done"
+CLOSE = "SELECT eskit_lease.session_close(%s::uuid) AS done"
+
+# The server asks to repeat these calls: a lock that is not free, and a cancel or a `statement_timeout`.
+REPEATED = ("55P03", "57014")
+CANNOT_WATCH = ("42P01", "42501", "42809")
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds, before a call is repeated
+FAREWELL = 0.2  # seconds for the wait to end by itself once the session is closed
+
+log = logging.getLogger("eskit_lease")
+
+
+class Held(Protocol):
+    """What the keeper cancels when the trust is over."""
+
+    def cancel(self, why: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    connect: Connect
+    name: str
+    ttl: float
+    takeover: bool
+    patience: float
+    watch: str | None
+    on_state: Callable[[str], None] | None
+
+
+def default_name() -> str:
+    """Returns a name that no other process has."""
+    return f"{socket.gethostname()[:200]}-{os.getpid()}-{random.SystemRandom().getrandbits(32):08x}"
+
+
+def connector(dsn: str, ttl: float) -> Connect:
+    """Returns a function that connects by a connection string.
+
+    A silent host must leave time for the next one of the string, so each has a share of half of the TTL, unless the
+    string says otherwise.
+    """
+    given = conninfo.conninfo_to_dict(dsn)
+    hosts = str(given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST", "")).split(",")
+    options: dict[str, Any] = {"fallback_application_name": "eskit_lease"}
+    if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:
+        options["connect_timeout"] = max(2, int(ttl / 2 / len(hosts)))
+
+    async def connect() -> Connection:
+        return await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None, **options)
+
+    return connect
+
+
+def monotonic_ms() -> float:
+    return time.monotonic() * 1000
+
+
+class Keeper:
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.ttl = settings, settings.ttl
+        self.asks = 0  # grows whenever all scopes must ask: note it before a call, wait for a greater one after it
+        self.scopes: set[Held] = set()
+        self._core = Core(round(settings.ttl * 1000), settings.takeover, settings.watch is not None)
+        self._errands = Errands(settings.connect, settings.ttl / 2)
+        self._line: Line | None = None
+        self._calls: set[asyncio.Task[Any]] = set()  # on the keeper's own connection
+        self._timer: asyncio.TimerHandle | None = None
+        self._news = asyncio.Event()  # replaced whenever something has changed
+        self._turns: dict[Hashable, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()  # of the verbs; a drain waits for them
+        self._told = "starting"  # the state that was told last
+        self._trouble: BaseException | None = None  # the error of the last try
+        self._has_answered = False  # whether the present connection, or the one before it that was not told of
+        self._opened = False
+        self._ending: asyncio.Task[None] | None = None
+        self._calls_until = float("inf")  # when calls are no longer repeated, once the keeper closes
+
+    # ---- what the verbs ask ----
+
+    @property
+    def state(self) -> str:
+        """starting, trusted, doubting, lost, draining or closed."""
+        return self._core.state(monotonic_ms())
+
+    @property
+    def session(self) -> str | None:
+        """The uuid of the session; None if there is none."""
+        return self._core.session
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing new may begin: from the start of a drain or a close, for good."""
+        return self._core.is_draining or self._core.is_closed
+
+    @property
+    def closing(self) -> bool:
+        """Whether the keeper closes or is closed: the end of its session releases everything."""
+        return self._ending is not None or self._core.is_closed
+
+    def is_trusted(self, session: str | None = None) -> bool:
+        """Whether the session may be believed to live; if given one, whether it is this one."""
+        own = self._core.session
+        return own is not None and session in (None, own) and monotonic_ms() < self._core.trusted_until
+
+    def require_open(self) -> None:
+        """Raises `Closed` if no verb may begin."""
+        if not self._opened:
+            raise Closed("the keeper was not opened: use `async with Leases(..)`, or call `open()`")
+        if self.draining:
+            raise Closed("the keeper is closed" if self.closing else "the keeper drains")
+
+    async def ready(self) -> str:
+        """Waits until the session is trusted, and returns it. Raises `Closed`."""
+        await self.until(lambda: self.draining or self.is_trusted())
+        self.require_open()
+        return str(self._core.session)
+
+    async def until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Waits for a condition that may change whenever `poke` is called. Returns False after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not condition():
+            timer = None
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                timer = asyncio.get_running_loop().call_later(left, self.poke)
+            try:
+                await self._news.wait()
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        return True
+
+    async def asked(self, asks: int, timeout: float | None = None) -> None:
+        """Waits until all scopes must ask, since the counter was `asks`; at most `timeout` seconds."""
+        await self.until(lambda: self.asks > asks or self.draining, timeout)
+
+    def poke(self) -> None:
+        """Has all that wait look again."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def begin(self, scope: Held, session: str) -> bool:
+        """Lets a scope begin under this session. Returns False if the trust is over, or nothing may begin."""
+        if self.draining or not self.is_trusted(session):
+            return False
+        self.scopes.add(scope)
+        return True
+
+    def end(self, scope: Held) -> None:
+        """Says that the work under a scope has ended."""
+        self.scopes.discard(scope)
+        self.poke()
+
+    async def take_turn(self, name: Hashable) -> None:
+        """Waits until no other call of this process is about the name. Raises `Closed`."""
+        self.require_open()
+        while (other := self._turns.get(name)) is not None:
+            await other.wait()
+            self.require_open()
+        self._turns[name] = asyncio.Event()
+
+    def is_taken(self, name: Hashable) -> bool:
+        return name in self._turns
+
+    def pass_turn(self, name: Hashable) -> None:
+        self._turns.pop(name).set()
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Starts a task that goes on if its caller is cancelled, and that a drain waits for."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._has_ended)
+        return task
+
+    async def wait_for(self, task: asyncio.Task[object], stop: Callable[[], None]) -> None:
+        """Waits for a task that ends after `stop`, which is called each time that the caller is cancelled."""
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            stop()
+            while not task.done():
+                self.poke()
+                try:
+                    await asyncio.wait({task})
+                except asyncio.CancelledError:
+                    stop()
+            raise
+
+    def _has_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at, as its caller may be gone
+        self.poke()
+
+    # ---- calls on the second connection ----
+
+    async def call(self, session: str, sql: str, *params: Any, repeat: bool = True) -> list[Row]:
+        """Runs a statement for a session on the second connection, and returns its rows.
+
+        Repeats it after a lost connection, 55P03 and 57014, for as long as the session is not known to have ended; so
+        it must not matter how often the server runs it. Without `repeat`, raises `Broken` or the driver's error.
+        Raises `Lost` once the session has ended, and `Closed` half of the TTL after a close began.
+        """
+        pause = FIRST_PAUSE
+        while True:
+            self._require(session)
+            try:
+                sent, rows = await self._errands.call(sql, params)
+            except Broken:
+                if not repeat:
+                    raise
+            except psycopg.Error as error:
+                await self._hear_error(session, error)
+                if not repeat or error.sqlstate not in REPEATED:
+                    raise
+            else:
+                self._hear_answer(session, sent, rows)
+                return rows
+            await self.until(lambda: self._core.session != session, pause)
+            pause = min(2 * pause, LONGEST_PAUSE, self.ttl / 6)
+
+    async def give_up_session(self, session: str) -> None:
+        """Ends the session, where nothing else makes sure of what it holds. Another one opens."""
+        with contextlib.suppress(Lost, Closed):
+            await self.call(session, CLOSE, session)
+            self._hear(session, time.monotonic(), Answer(alive=False))
+
+    def _require(self, session: str) -> None:
+        if self._core.session != session:
+            raise Lost("the session has ended")
+        if time.monotonic() > self._calls_until:
+            raise Closed("the keeper is closed")
+
+    async def _hear_error(self, session: str, error: psycopg.Error) -> None:
+        """Raises `Lost` if the error says that the session has ended. 55000 says so of a server before 0.3.0 alone, so
+        the session is asked."""
+        if error.sqlstate == SESSION_ENDED:
+            self._hear(session, time.monotonic(), Answer(alive=False))
+        elif error.sqlstate == SERVER_STATE:
+            with contextlib.suppress(Broken, psycopg.Error):
+                sent, rows = await self._errands.call(BEAT, (session,))
+                self._hear(session, sent, answer_of(rows[0]))
+        if self._core.session != session:
+            raise Lost("the session has ended", sqlstate=error.sqlstate) from error
+
+    def _hear_answer(self, session: str, sent: float, rows: list[Row]) -> None:
+        """Takes the heartbeat that is in an answer of `lease_acquire`."""
+        answer = rows[0] if rows else {}
+        if answer.get("reason") in ("expired", "unknown_session"):
+            self._hear(session, sent, Answer(alive=False))
+        elif answer.get("trust_ms") is not None:
+            self._hear(session, sent, Answer(trust_ms=answer["trust_ms"]))
+
+    def _hear(self, session: str, sent: float, answer: Answer) -> None:
+        if self._core.session == session:
+            self._perform(self._core.heard(monotonic_ms(), sent * 1000, answer))
+
+    # ---- the keeper's own connection ----
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if action.kind == "connect":
+                former, self._line = self._line, Line(self.settings.connect)
+                self._start(self._connect(self._line, former))
+            elif action.kind == "disconnect":
+                if self._line is not None:
+                    self._line.drop()
+            elif action.kind == "cancel":
+                self._cancel("the trust in the session is over" if self._core.session else "the session has ended")
+            elif action.kind == "ask":
+                self.asks += 1
+                self.poke()
+            elif action.kind == "warn":
+                taken = "another process has ended the session: is its name unique?"
+                log.warning("%s: %s", self.settings.name, taken if action.why == "taken" else self._trouble)
+            elif self._line is not None:
+                self._start(self._call(self._line, action.kind, *self._statement(action)))
+        self._set_timer()
+        self._tell_state()
+
+    def _statement(self, action: Action) -> tuple[str, tuple[Any, ...]]:
+        settings, session = self.settings, self._core.session
+        if action.kind == "open":
+            return OPEN, (settings.name, f"{self._core.ttl_ms} ms", action.takeover)
+        if action.kind == "wait":
+            return WAIT, (session, action.revision, f"{action.timeout_ms} ms")
+        return (BEAT, (session,)) if settings.watch is None else (WATCH, (session, settings.watch))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _connect(self, line: Line, former: Line | None) -> None:
+        if former is not None:
+            await former.close()  # first, as its file descriptor may be that of the next connection
+        try:
+            await line.open(self.ttl / 2)
+        except Broken as error:
+            self._lose(line, error)
+        else:
+            self._happen(line, self._core.connected)
+
+    async def _call(self, line: Line, kind: str, sql: str, params: tuple[Any, ...]) -> None:
+        try:
+            try:
+                rows = await line.call(sql, params)
+            except psycopg.Error as error:
+                if sql != WATCH or error.sqlstate not in CANNOT_WATCH:
+                    raise
+                # A table that was dropped must not end the session.
+                log.warning("%s: cannot watch %s: %s", self.settings.name, self.settings.watch, error)
+                rows = await line.call(BEAT, params[:1])
+        except Broken as error:
+            self._lose(line, error)
+        except psycopg.Error as error:
+            self._trouble = error
+            self._happen(line, self._core.failed, error.sqlstate)
+        else:
+            self._has_answered = True
+            if kind == "open":
+                log.info("%s: opened a session", self.settings.name)
+            self._happen(line, self._core.answered, answer_of(rows[0]))
+
+    def _lose(self, line: Line, error: Broken) -> None:
+        if line is self._line:
+            self._trouble = error.__cause__ or TimeoutError(str(error))
+            level = logging.WARNING if self._has_answered else logging.DEBUG  # once, not for each try
+            log.log(level, "%s: lost the connection, and makes another: %s", self.settings.name, error)
+            self._has_answered = False
+        self._happen(line, self._core.disconnected)
+
+    def _happen(self, line: Line, event: Callable[..., list[Action]], *given: Any) -> None:
+        """Tells the core of an event, unless it is of a connection that was given up."""
+        if line is self._line and not self._core.is_closed:
+            self._perform(event(monotonic_ms(), *given))
+
+    def _cancel(self, why: str) -> None:
+        for scope in tuple(self.scopes):
+            scope.cancel(why)
+        self.poke()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self._core.deadline()
+        if deadline is not None:
+            pause = max(0.0, deadline / 1000 - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(pause, self._tick)
+
+    def _tick(self) -> None:
+        self._perform(self._core.tick(monotonic_ms()))
+
+    def _tell_state(self) -> None:
+        state = self.state
+        if state == self._told:
+            return
+        former, self._told = self._told, state
+        level = logging.WARNING if state in ("doubting", "lost") else logging.INFO
+        log.log(level, "%s: is %s, was %s", self.settings.name, state, former)
+        self.poke()
+        if self.settings.on_state is not None:
+            try:
+                self.settings.on_state(state)
+            except Exception:
+                log.exception("%s: on_state failed", self.settings.name)
+
+    # ---- open, drain and close ----
+
+    async def open(self) -> None:
+        """Opens the first session. Raises the error of the last try if none is trusted within the patience."""
+        if self._opened:
+            raise RuntimeError("the keeper was opened before")
+        self._opened = True
+        try:
+            self._perform(self._core.start(monotonic_ms()))
+            await self.until(lambda: self.draining or self.is_trusted(), self.settings.patience)
+            self.require_open()
+            if not self.is_trusted():
+                raise self._trouble or TimeoutError(f"no session within {self.settings.patience:g} s")
+            if self.settings.watch is not None:  # raises what the heartbeats only warn of
+                session = await self.ready()
+                await self.call(session, WATCH, session, self.settings.watch)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def drain(self, seconds: float) -> None:
+        """Begins nothing new, and closes when all has ended, or after this time."""
+        if self._opened and not self.draining:
+            session = self._core.session
+            self._perform(self._core.drain(monotonic_ms()))
+            if session is not None:
+                self.spawn(self.call(session, DRAIN, session))
+            self._wake()
+        await self.until(lambda: self.closing or not (self.scopes or self._tasks), seconds)
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancels all scopes, waits for their work, and closes the session; within the TTL at most."""
+        if self._opened:
+            if self._ending is None:
+                self._ending = asyncio.ensure_future(self._close())
+            await asyncio.shield(self._ending)
+
+    async def _close(self) -> None:
+        session, began = self._core.session, time.monotonic()
+        self._calls_until = began + self.ttl / 2
+        self._perform(self._core.drain(monotonic_ms()))
+        self._cancel("the keeper is closed")
+        self._wake()
+        await self.until(lambda: not (self.scopes or self._tasks), self.ttl / 2)
+        if session is not None and self._core.session == session:
+            self._calls_until = began + self.ttl
+            closing = asyncio.ensure_future(self._close_session(session))
+            await asyncio.wait({closing}, timeout=self._calls_until - time.monotonic())
+            closing.cancel()
+        if not self._core.is_closed:
+            self._perform(self._core.close(monotonic_ms()))
+        line, self._line = self._line, None
+        await self._errands.close()
+        if line is not None:
+            await line.close()
+
+    async def _close_session(self, session: str) -> None:
+        try:
+            await self.call(session, CLOSE, session)
+            # The wait answers that the session has ended, and its connection can be closed with a farewell.
+            await self.until(lambda: self._core.is_closed, FAREWELL)
+        except (Lost, Closed):
+            pass
+        except psycopg.Error as error:
+            log.warning("%s: the session ends with its TTL, as it cannot be closed: %s", self.settings.name, error)
+
+    def _wake(self) -> None:
+        """Has all that wait see that nothing begins any more."""
+        self.asks += 1
+        for turn in self._turns.values():
+            turn.set()
+        self.poke()
+
+
+def answer_of(row: Row) -> Answer:
+    """Returns the answer of session_open, a heartbeat or a wait. `trust_ms` and `revision` are NULL in some of them."""
+    return Answer(
+        alive=row.get("alive", True),
+        trust_ms=row["trust_ms"] or 0,
+        revision=row["revision"] or 0,
+        reason=row.get("reason", ""),
+        session=row.get("session"),
+    )
