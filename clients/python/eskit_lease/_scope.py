@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ._drivers import Statement, block, block_sync, fetch, fetch_sync
-from ._errors import FENCE_REFUSED, Lost, Unsure, is_answer, meaning, sqlstate_of
+from ._errors import Lost
 from ._keeper import Keeper
-
-FENCE_CHECK = Statement("SELECT eskit_lease.fence_check(%s::text, %s::bigint)")
-
-_Call = tuple[Any, ...]  # a statement and its parameters
+from ._transaction import FENCE_CHECK, Call, Working
 
 # Before 3.12 `asyncio.wait_for` may swallow a cancel that comes as its own work ends.
-CANCEL_AGAIN = 1.0 if sys.version_info < (3, 12) else None
+CANCEL_AGAIN = 1.0 if sys.version_info < (3, 12) else None  # seconds
 
 
-class Scope:
+class Scope(Working):
     """Something that this process owns under a fence, for as long as it is trusted.
 
     Attributes:
@@ -48,7 +44,7 @@ class Scope:
 
     @property
     def ended(self) -> bool:
-        """Whether the scope has ended: it was cancelled, or left, or its commit is unsure."""
+        """Whether the scope has ended: it was cancelled, or left, or a commit is unsure."""
         return self._why is not None
 
     @property
@@ -63,13 +59,7 @@ class Scope:
         For a loop that reads until it finds nothing, then waits: returns at once if there was news since the scope
         began, or since `news` returned last.
         """
-        await self._keeper.until(lambda: self._keeper.asks > self._read_at or self.ended)
-        self._read_at = self._keeper.asks
-
-    def unsure(self) -> None:
-        """Says that the end of a commit under this scope is unknown. The scope ends, so that the next one begins under
-        a new fence. `transaction` does this by itself. Leave the block then."""
-        self.cancel("the end of a commit is unknown")
+        await self._news(None)
 
     def cancel(self, why: str) -> None:
         """Ends the scope, whatever the work does. The keeper calls this, and `unsure`."""
@@ -80,6 +70,11 @@ class Scope:
             self._keeper.poke()
             if self._interrupt is not None:
                 self._interrupt()
+
+    async def _news(self, timeout: float | None) -> bool:
+        told = await self._keeper.until(lambda: self._keeper.asks > self._read_at or self.ended, timeout)
+        self._read_at = self._keeper.asks
+        return told
 
     def _end(self) -> None:
         """Says that the work has ended by itself."""
@@ -99,74 +94,6 @@ class Scope:
         self._interrupt = interrupt
         if interrupt is not None and self.cancelled.is_set():
             interrupt()
-
-    async def _fetch(self, tx: Any, statement: Statement, *params: Any) -> Any:
-        """Runs one of this library's statements in a transaction of the work."""
-        self._require()
-        with self._telling(ours=True):
-            value = await fetch(tx, statement, *params)
-        self._require()
-        return value
-
-    def _fetch_sync(self, tx: Any, statement: Statement, *params: Any) -> Any:
-        self._require()
-        with self._telling(ours=True):
-            value = fetch_sync(tx, statement, *params)
-        self._require()
-        return value
-
-    @contextlib.asynccontextmanager
-    async def _transaction(self, tx: Any, first: _Call | None, last: _Call | None = None) -> AsyncIterator[Any]:
-        """Begins, runs the statement `first`, the block and the statement `last`, and commits."""
-        self._require()
-        with self._committing() as commit:
-            async with block(tx):
-                if first is not None:
-                    await self._fetch(tx, *first)
-                yield tx
-                if last is not None:
-                    await self._fetch(tx, *last)
-                commit.is_next = True
-
-    @contextlib.contextmanager
-    def _transaction_sync(self, tx: Any, first: _Call | None, last: _Call | None = None) -> Iterator[Any]:
-        self._require()
-        with self._committing() as commit, block_sync(tx):
-            if first is not None:
-                self._fetch_sync(tx, *first)
-            yield tx
-            if last is not None:
-                self._fetch_sync(tx, *last)
-            commit.is_next = True
-
-    @contextlib.contextmanager
-    def _telling(self, *, ours: bool) -> Iterator[None]:
-        """Raises `Lost` or `Refused` for the driver's errors that mean so. Its own fence refused ends the scope."""
-        try:
-            yield
-        except Exception as error:
-            told = meaning(error, self.name, self.fence, ours=ours)
-            if ours and sqlstate_of(error) == FENCE_REFUSED:
-                self.cancel("the fence is no longer valid")
-            if told is error:
-                raise
-            raise told from error
-
-    @contextlib.contextmanager
-    def _committing(self) -> Iterator[_Commit]:
-        """Raises `Unsure` for an error of a commit that the server has not answered, and ends the scope."""
-        commit = _Commit()
-        try:
-            with self._telling(ours=False):
-                yield commit
-        except BaseException as error:
-            if not commit.is_next or is_answer(error):
-                raise
-            self.unsure()
-            if not isinstance(error, Exception):  # the work was cancelled meanwhile
-                raise
-            told = f"{self.name}: the end of a commit is unknown: {error}"
-            raise Unsure(told, resource=self.name, fence=self.fence, sqlstate=sqlstate_of(error)) from error
 
 
 class Fenced(Scope):
@@ -191,14 +118,8 @@ class Fenced(Scope):
         """
         return self._transaction(tx, self._check())
 
-    def _check(self) -> tuple[Statement, str, int]:
+    def _check(self) -> Call:
         return FENCE_CHECK, self.name, self.fence
-
-
-class _Commit:
-    """Whether what comes next in a transaction is its COMMIT."""
-
-    is_next = False
 
 
 class _Interrupt:
