@@ -51,6 +51,11 @@ class Database:
     async def connect(self, dsn: str | None = None, autocommit: bool = True) -> psycopg.AsyncConnection[Any]:
         return await psycopg.AsyncConnection.connect(dsn or self.dsn, autocommit=autocommit)
 
+    def terminate(self, application_name: str) -> int:
+        """Ends the connection of a keeper, which waits."""
+        kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE %s"
+        return int(self.value(f"{kill} AND application_name = %s", "%session_wait%", application_name))
+
     def force(self, name: str) -> None:
         take = "SELECT eskit_lease.lease_force_release(resource, fence, 'a test')"
         assert self.value(f"{take} FROM eskit_lease.leases WHERE resource = %s", name)
@@ -113,40 +118,51 @@ class Network:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_open = self._open
-        await is_open.wait()
         try:
+            await is_open.wait()
             server_reader, server_writer = await asyncio.open_connection(*self._target)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             reset(writer)
             return
         self._ends |= {writer, server_writer}
-        there = asyncio.ensure_future(self._carry(reader, server_writer, writer, is_open, True))
-        back = asyncio.ensure_future(self._carry(server_reader, writer, server_writer, is_open, False))
+        back = asyncio.ensure_future(self._answer(server_reader, writer, is_open))
+        there = asyncio.ensure_future(self._ask(reader, server_writer, writer, back, is_open))
         for task in (there, back):
             self._carrying.add(task)
             task.add_done_callback(self._carrying.discard)
 
-    async def _carry(
+    async def _ask(
         self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        other: asyncio.StreamWriter,
+        client: asyncio.StreamReader,
+        server: asyncio.StreamWriter,
+        to_client: asyncio.StreamWriter,
+        back: asyncio.Task[None],
         is_open: asyncio.Event,
-        to_server: bool,
     ) -> None:
         with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
+            while data := await client.read(65536):
                 await is_open.wait()
-                way = self.on_data(data) if to_server else None
+                way = self.on_data(data)
+                if way:
+                    back.cancel()
                 if way != "before":
-                    writer.write(data)
-                    await writer.drain()
+                    server.write(data)
+                    await server.drain()
                 if way:
                     await asyncio.sleep(0.05)
-                    reset(other)
+                    reset(to_client)
                     break
         await is_open.wait()
-        writer.close()
+        server.close()
+
+    async def _answer(self, server: asyncio.StreamReader, client: asyncio.StreamWriter, is_open: asyncio.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := await server.read(65536):
+                await is_open.wait()
+                client.write(data)
+                await client.drain()
+        await is_open.wait()
+        client.close()
 
 
 def reset(end: asyncio.StreamWriter) -> None:
