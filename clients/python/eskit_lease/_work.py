@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from ._drivers import Statement
-from ._errors import FENCE_REFUSED, SERVER_STATE, Closed, Lost
+from ._errors import FENCE_REFUSED, SERVER_STATE, Closed, LeaseError, Lost
 from ._keeper import FIRST_PAUSE, LONGEST_PAUSE, REPEATED, Keeper, log
 from ._line import Broken
 from ._scope import Scope
@@ -49,6 +49,25 @@ class Item(Scope):
         return DONE, self.id, self.fence
 
 
+class Trouble:
+    """Something that goes wrong again and again: it is logged once until it changes, and tried after longer pauses."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.is_over()
+
+    def is_over(self) -> None:
+        self._told, self._pause = "", FIRST_PAUSE
+
+    def pause(self, error: BaseException) -> float:
+        """Returns for how long to pause, in seconds."""
+        if str(error) != self._told:
+            self._told = str(error)
+            log.warning("%s: %s", self._what, error)
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return pause
+
+
 class Worker:
     """Claims items of a queue, for as many handlers as are free."""
 
@@ -60,9 +79,9 @@ class Worker:
         self._items: set[Item] = set()
         self._ends = 0  # of handlers
         self._stray_until: float | None = None  # until when to look for items whose claim had no answer
-        self._pause = FIRST_PAUSE
         self._was_answered = False
-        self._trouble = ""  # what was logged last
+        self._claims = Trouble(f"{keeper.settings.name}: {queue}: cannot claim")
+        self._connections = Trouble(f"{keeper.settings.name}: {queue}: no connection for an item")
         self._stopping = False
 
     def stop(self) -> None:
@@ -107,13 +126,14 @@ class Worker:
             return None
         except Broken as error:
             self._stray_until = time.monotonic() + 2 * keeper.ttl
-            return self._trouble_with("cannot claim", error)
+            return self._claims.pause(error)
         except psycopg.Error as error:
             # A queue with partitions refuses who is no member yet.
             if not self._was_answered and error.sqlstate not in (*REPEATED, SERVER_STATE):
                 raise
-            return self._trouble_with("cannot claim", error)
-        self._was_answered, self._trouble, self._pause = True, "", FIRST_PAUSE
+            return self._claims.pause(error)
+        self._was_answered = True
+        self._claims.is_over()
         for row in rows:
             item = Item(keeper, self._queue, session, row)
             self._items.add(item)
@@ -122,15 +142,6 @@ class Worker:
         if len(rows) == free:
             return 0.0
         return None if self._stray_until is None else keeper.ttl / 2
-
-    def _trouble_with(self, what: str, error: BaseException) -> float:
-        """Logs what is wrong, once until it changes. Returns a pause, which doubles."""
-        told = f"{self._queue}: {what}: {error}"
-        if told != self._trouble:
-            self._trouble = told
-            log.warning("%s: %s", self._keeper.settings.name, told)
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        return pause
 
     async def _serve(self, item: Item) -> None:
         """Has an item handled, and gives it back if that fails."""
@@ -145,11 +156,14 @@ class Worker:
                 self._forget(item)
         if error is not None and not item._begun:
             if not item.cancelled.is_set():  # the application has no connection for it
-                pause = self._trouble_with("no connection for an item", error)
+                pause = self._connections.pause(error)
                 await self._keeper.until(lambda: self._stopping or self._keeper.draining, pause)
             await self._give_back(item)
-        elif error is not None:
-            log.warning("%s: %s: item %d failed", self._keeper.settings.name, self._queue, item.id, exc_info=error)
+            return
+        self._connections.is_over()
+        if error is not None:
+            trace = None if isinstance(error, LeaseError) else error
+            log.warning("%s: %s: item %d: %r", self._keeper.settings.name, self._queue, item.id, error, exc_info=trace)
             text = f"{type(error).__name__}: {error}"
             await self._finish(item, FAIL, item.id, item.fence, text)
 
