@@ -80,7 +80,7 @@ async def fetch(tx: Any, statement: Statement, *params: Any) -> Any:
         require_transaction(statement, tx.is_in_transaction())
         return await tx.fetchval(statement.dollar, *params)
     if comes_from(tx, "sqlalchemy.ext.asyncio"):
-        connection = await tx.connection() if hasattr(tx, "connection") and callable(tx.connection) else tx
+        connection = await tx.connection() if hasattr(tx, "sync_session") else tx
         require_transaction(statement, _in_sqlalchemy(connection.sync_connection))
         return (await tx.execute(*_of_sqlalchemy(statement, params))).scalar()
     return fetch_sync(tx, statement, *params)
@@ -96,7 +96,7 @@ def fetch_sync(tx: Any, statement: Statement, *params: Any) -> Any:
     if is_async(tx):
         raise TypeError(f"{type(tx).__qualname__} is for asyncio: use it with `eskit_lease.Leases`")
     if comes_from(tx, "sqlalchemy"):
-        connection = tx.connection() if callable(getattr(tx, "connection", None)) else tx
+        connection = tx.connection() if callable(tx.connection) else tx
         require_transaction(statement, _in_sqlalchemy(connection))
         return tx.execute(*_of_sqlalchemy(statement, params)).scalar()
     if comes_from(tx, "django"):
