@@ -1,0 +1,47 @@
+import { translated } from "./errors.js";
+import type { Keeper } from "./keeper.js";
+import { Scope } from "./scope.js";
+
+const BEGIN = `SELECT state, fence::text, result
+  FROM eskit_lease.execution_begin($1::text, $2::uuid, retry_in_doubt => $3::boolean)`;
+const FINISH = "SELECT eskit_lease.execution_finish($1::text, $2::bigint, $3::jsonb)";
+const FAIL = "SELECT eskit_lease.execution_fail($1::text, $2::bigint, $3::text, retry => $4::boolean)";
+
+type State = "running" | "done" | "failed" | "in_doubt";
+/** What became of a run-once key. `first`: this call ran the function. `in_doubt`: the process that ran it has ended. */
+export type Once<T> = { first: boolean; state: State; result: T | null };
+export interface OnceOptions {
+  /** Whether a key in doubt is run again: at least once, instead of at most once. Default: false. */
+  retryInDoubt?: boolean;
+  /** Stops waiting. A function that has begun goes on. */
+  signal?: AbortSignal;
+}
+export type OnceWork<T> = (scope: Scope) => Promise<T>;
+
+export function once<T>(keeper: Keeper, key: string, run: OnceWork<T>, options: OnceOptions): Promise<Once<T>> {
+  const { retryInDoubt = false, signal } = options;
+  return keeper.verb(`once ${key}`, signal, async (bell) => {
+    const { state, result, scope } = await keeper.asks(bell, signal, async (session) => {
+      type Row = { state: State; result: T | null; fence: string | null };
+      const begin = keeper.call<Row>(session, BEGIN, [key, session, retryInDoubt], false, signal);
+      const { fence, ...row } = (await begin)[0] as Row;
+      if (fence === null) return { ...row, scope: undefined };
+      if (keeper.trusts(session) && !signal?.aborted)
+        return { ...row, scope: new Scope(keeper, key, BigInt(fence), session) };
+      await keeper.call(session, FAIL, [key, fence, "not begun", true]);
+      return undefined;
+    });
+    if (!scope) return { first: false, state, result };
+    const { session, fence } = scope;
+    try {
+      const result = await run(scope);
+      await keeper.call(session, FINISH, [key, fence, JSON.stringify(result) ?? null]);
+      return { first: true, state: "done", result };
+    } catch (error) {
+      await keeper.call(session, FAIL, [key, fence, String(error), false]).catch(() => {});
+      throw translated(error);
+    } finally {
+      await scope.end();
+    }
+  });
+}
