@@ -19,6 +19,8 @@ export type Action =
   | { do: "open"; takeover: boolean }
   | { do: "wait"; timeoutMs: number; revision: bigint }
   | { do: "warn"; why: string };
+/** `watches`: a heartbeat names the table to watch, and the first one begins it. */
+type CoreSettings = { ttl: number; takeover: boolean; watches: boolean; chance: () => number };
 type Call = { kind: "open" | "wait" | "beat"; sent: number; session: string | undefined };
 
 export class Core {
@@ -42,13 +44,7 @@ export class Core {
   #reopenPause = FIRST_REOPEN;
   #asks = false; // a heartbeat must tell first whether the session still lives
 
-  /** `watches`: a heartbeat names the table to watch, and the first one begins it. */
-  constructor(
-    readonly ttl: number,
-    readonly takeover = false,
-    readonly watches = false,
-    readonly chance = Math.random,
-  ) {}
+  constructor(readonly settings: CoreSettings) {}
 
   state(now: number): State {
     if (this.#closed) return "closed";
@@ -60,7 +56,11 @@ export class Core {
   /** Returns when the next `tick` is needed; Infinity if never. */
   deadline(): number {
     if (this.#closed) return Infinity;
-    const next = this.#call ? this.#call.sent + this.ttl / 2 : this.#connected ? this.#nextCall : this.#nextConnect;
+    const next = this.#call
+      ? this.#call.sent + this.settings.ttl / 2
+      : this.#connected
+        ? this.#nextCall
+        : this.#nextConnect;
     return Math.min(next, this.#handedOut ? this.trustedUntil : Infinity);
   }
 
@@ -80,7 +80,8 @@ export class Core {
 
   /** The answer of the call that is under way. */
   answered(now: number, answer: Answer): Action[] {
-    const call = this.#endCall();
+    const call = this.#call as Call;
+    this.#call = undefined;
     this.#attempts = 0;
     this.#asks = false;
     if (call.session !== this.session) return this.tick(now); // that session is known to have ended meanwhile
@@ -90,20 +91,21 @@ export class Core {
       this.#revision = answer.revision;
       this.#openedAt = now;
       this.#hadSession = true;
-      this.#asks = this.watches;
+      this.#asks = this.settings.watches;
     }
-    if (answer.reason === "wait_limit") this.#noWaitBefore = now + this.ttl / 3;
+    if (answer.reason === "wait_limit") this.#noWaitBefore = now + this.settings.ttl / 3;
     this.#believe(now, call.sent, answer.trustMs, answer.revision > this.#revision);
     if (answer.revision > this.#revision) this.#revision = answer.revision;
     else if (call.kind !== "open" && now < this.#noWaitBefore)
-      this.#nextCall = call.sent + Math.min(BEAT, this.ttl / 3) * (0.75 + 0.25 * this.chance());
+      this.#nextCall = call.sent + Math.min(BEAT, this.settings.ttl / 3) * (0.75 + 0.25 * this.settings.chance());
     else if (call.kind === "wait" && now < call.sent + SHORTEST_WAIT) this.#nextCall = call.sent + SHORTEST_WAIT;
     return this.tick(now);
   }
 
   /** The call that is under way raised an error of the server, on a connection that is still good. */
   failed(now: number, sqlstate: string): Action[] {
-    const call = this.#endCall();
+    const call = this.#call as Call;
+    this.#call = undefined;
     if (call.session !== this.session) return this.tick(now);
     if (ENDED.includes(sqlstate) && call.kind !== "open") return this.#end(now);
     if (sqlstate === CUT_SHORT && call.kind === "wait") {
@@ -111,7 +113,7 @@ export class Core {
       this.#longestWait = (now - call.sent) / 2;
       return this.tick(now);
     }
-    this.#nextCall = now + Math.min(ERROR_PAUSE, this.ttl / 6);
+    this.#nextCall = now + Math.min(ERROR_PAUSE, this.settings.ttl / 6);
     this.#actions.push({ do: "warn", why: sqlstate });
     return this.tick(now);
   }
@@ -127,7 +129,7 @@ export class Core {
   /** Time has passed. */
   tick(now: number): Action[] {
     if (now >= this.trustedUntil) this.#cancel();
-    if (this.#call && now >= this.#call.sent + this.ttl / 2) {
+    if (this.#call && now >= this.#call.sent + this.settings.ttl / 2) {
       this.#loseConnection(now);
       this.#actions.push({ do: "disconnect" });
     }
@@ -160,13 +162,13 @@ export class Core {
       return;
     }
     if (this.#longestWait < SHORTEST_WAIT) {
-      this.#noWaitBefore = now + this.ttl / 3;
+      this.#noWaitBefore = now + this.settings.ttl / 3;
       this.#longestWait = Infinity;
     }
     const kind = session === undefined ? "open" : this.#asks || now < this.#noWaitBefore ? "beat" : "wait";
     this.#call = { kind, sent: now, session };
-    const timeoutMs = Math.trunc(Math.min(this.ttl / (now < this.trustedUntil ? 3 : 10), this.#longestWait));
-    if (kind === "open") this.#actions.push({ do: kind, takeover: this.takeover && !this.#hadSession });
+    const timeoutMs = Math.trunc(Math.min(this.settings.ttl / (now < this.trustedUntil ? 3 : 10), this.#longestWait));
+    if (kind === "open") this.#actions.push({ do: kind, takeover: this.settings.takeover && !this.#hadSession });
     else if (kind === "beat") this.#actions.push({ do: kind });
     else this.#actions.push({ do: kind, timeoutMs, revision: this.#revision });
   }
@@ -191,7 +193,7 @@ export class Core {
     this.#nextCall = now;
     if (now < this.trustedUntil) {
       if (now >= this.#openedAt + LONGEST_REOPEN) this.#reopenPause = FIRST_REOPEN;
-      this.#nextCall += this.#reopenPause * (0.5 + 0.5 * this.chance());
+      this.#nextCall += this.#reopenPause * (0.5 + 0.5 * this.settings.chance());
       this.#reopenPause = Math.min(2 * this.#reopenPause, LONGEST_REOPEN);
       this.#actions.push({ do: "warn", why: "taken" });
     }
@@ -204,17 +206,10 @@ export class Core {
     this.#handedOut = false;
   }
 
-  #endCall(): Call {
-    const call = this.#call;
-    if (!call) throw new Error("no call is under way");
-    this.#call = undefined;
-    return call;
-  }
-
   /** The first new try is at once. Later ones come after a pause that doubles. */
   #loseConnection(now: number): void {
-    const pause = Math.min(MIN_CONNECT_PAUSE * 2 ** (this.#attempts - 1), MAX_CONNECT_PAUSE, this.ttl / 6);
-    this.#nextConnect = now + (this.#attempts > 0 ? pause * (0.5 + 0.5 * this.chance()) : 0);
+    const pause = Math.min(MIN_CONNECT_PAUSE * 2 ** (this.#attempts - 1), MAX_CONNECT_PAUSE, this.settings.ttl / 6);
+    this.#nextConnect = now + (this.#attempts > 0 ? pause * (0.5 + 0.5 * this.settings.chance()) : 0);
     this.#connected = false;
     this.#call = undefined;
     this.#attempts = Math.min(this.#attempts + 1, 16);

@@ -51,11 +51,16 @@ export async function join(keeper: Keeper, group: string, work: PartitionWork, s
     const run = async (scope: Partition) => {
       const { partition, session, fence } = scope;
       const began = performance.now();
-      const error = await work(scope).catch((error: unknown) => error);
+      const error = await Promise.resolve(scope)
+        .then(work)
+        .then(
+          () => "its work has ended",
+          (error: unknown) => error,
+        );
       if (!(scope.signal.aborted || error instanceof Refused || error instanceof Unsure)) {
         const last = performance.now() < began + LONGEST_PAUSE ? (pauses.get(partition) ?? 0) : 0;
         pauses.set(partition, Math.max(SHORTEST_PAUSE, Math.min(2 * last, LONGEST_PAUSE)));
-        keeper.warn(`partition ${partition} of ${group} begins anew: ${error ?? "its work has ended"}`);
+        keeper.warn(`partition ${partition} of ${group} begins anew: ${error}`);
         await sleep(pauses.get(partition), undefined, { signal: scope.signal }).catch(() => {});
       }
       await scope.end();

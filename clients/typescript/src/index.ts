@@ -1,3 +1,4 @@
+import { Lost } from "./errors.js";
 import { join, type PartitionWork } from "./group.js";
 import { Keeper } from "./keeper.js";
 import { type Lead, lead } from "./lead.js";
@@ -6,20 +7,22 @@ import { type Handler, type WorkOptions, work } from "./work.js";
 
 export type { State } from "./core.js";
 export { Closed, Lost, Refused, Unsure } from "./errors.js";
-export type { Partition } from "./group.js";
+export type { Partition, PartitionWork } from "./group.js";
 export type { Settings } from "./keeper.js";
+export type { Lead } from "./lead.js";
 export type { Connection } from "./line.js";
+export type { Once, OnceOptions, OnceWork } from "./once.js";
 export type { Scope } from "./scope.js";
 export type { Pool, Queryable } from "./transaction.js";
 export type { Handler, Item, WorkOptions } from "./work.js";
-export type { Lead, Once, OnceOptions, PartitionWork };
 
 /** `signal` stops the waiting, which then rejects with the signal's reason. */
 export type Waiting = { signal?: AbortSignal };
 
 /** The keeper of a process: one session, and the verbs on it. Open it before their first use; close or drain it. */
 export class Leases extends Keeper {
-  /** Waits for leadership. With `work`, runs it while it leads, and releases the lease at its end. */
+  /** Waits for leadership. With `work`, runs it while it leads, and releases the lease at its end. What it throws after
+   * the scope was cancelled becomes Lost. */
   lead(name: string, options?: Waiting): Promise<Lead>;
   lead<T>(name: string, work: (lead: Lead) => Promise<T>, options?: Waiting): Promise<T>;
   async lead<T>(
@@ -27,9 +30,16 @@ export class Leases extends Keeper {
     given: Waiting | ((lead: Lead) => Promise<T>) = {},
     options?: Waiting,
   ): Promise<Lead | T> {
-    if (typeof given !== "function") return (await lead(this, name, true, given.signal)) as Lead;
-    await using scope = (await lead(this, name, true, options?.signal)) as Lead;
-    return await given(scope);
+    const isBlock = typeof given === "function";
+    const scope = (await lead(this, name, true, (isBlock ? options : given)?.signal)) as Lead;
+    if (!isBlock) return scope;
+    try {
+      return await given(scope);
+    } catch (error) {
+      throw scope.signal.aborted ? new Lost("the scope was cancelled", error) : error;
+    } finally {
+      await scope.release();
+    }
   }
 
   /** Leads at once, or resolves to undefined if others lead or wait. */

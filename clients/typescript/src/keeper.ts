@@ -1,9 +1,9 @@
 import { hostname } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
-import pg, { type Client } from "pg";
+import type { Client } from "pg";
 import { type Action, Core, type State } from "./core.js";
 import { Closed, isBroken, Lost, sqlstate } from "./errors.js";
-import { type Connection, connect, drop, make } from "./line.js";
+import { Calls, type Connection, connect, drop } from "./line.js";
 import { abortable, Bell, Turns, within } from "./wait.js";
 
 export interface Settings {
@@ -41,11 +41,10 @@ export class Keeper {
   /** @internal */ readonly ttl: number;
   readonly #settings;
   readonly #core: Core;
-  readonly #second: pg.Pool; // of one connection
+  readonly #calls: Calls;
   readonly #tasks = new Set<Promise<unknown>>();
   readonly #hurry = new AbortController();
   #line: Client | undefined;
-  #secondLine: Client | undefined;
   #dropped: Promise<void> | undefined;
   #timer: NodeJS.Timeout | undefined;
   #state: State | undefined; // undefined: was not opened
@@ -58,26 +57,15 @@ export class Keeper {
     readonly connection: Connection,
     settings: Settings = {},
   ) {
-    const { name, ttl = 30_000, takeover, watch } = settings;
-    if (takeover && !name) throw new TypeError("takeover needs a name that no other process has");
+    const name = `${hostname()}:${process.pid}:${Math.random().toString(36).slice(2, 10)}`;
+    const log = { info: () => {}, warn: console.warn };
+    this.#settings = { name, ttl: 30_000, takeover: false, patience: 30_000, log, ...settings };
+    const { ttl, takeover, watch } = this.#settings;
+    if (takeover && !settings.name) throw new TypeError("takeover needs a name that no other process has");
     if (!(ttl > 0)) throw new RangeError("ttl must be positive");
-    const unique = `${hostname()}:${process.pid}:${Math.random().toString(36).slice(2, 10)}`;
-    this.#settings = {
-      patience: 30_000,
-      log: { info: () => {}, warn: console.warn },
-      ...settings,
-      name: name ?? unique,
-    };
     this.ttl = ttl;
-    this.#core = new Core(ttl, takeover, watch !== undefined);
-    const Client = function one() {
-      return make(connection);
-    } as unknown as typeof pg.Client;
-    const times = { connectionTimeoutMillis: ttl / 2, idleTimeoutMillis: 10_000, allowExitOnIdle: true };
-    this.#second = new pg.Pool({ Client, max: 1, ...times }).on("error", () => {});
-    this.#second.on("connect", (client) => {
-      this.#secondLine = client;
-    });
+    this.#calls = new Calls(connection);
+    this.#core = new Core({ ttl, takeover, watches: watch !== undefined, chance: Math.random });
   }
 
   /** What the keeper may do now. */
@@ -94,18 +82,18 @@ export class Keeper {
   async open(): Promise<this> {
     if (this.#state || this.#ended) throw new TypeError("open() is for once");
     this.#apply(this.#core.tick(now()));
+    const bell = this.bell();
     try {
-      const { patience } = this.#settings;
-      await this.verb("", undefined, (bell) =>
-        within(
-          patience,
-          this.asks(bell, undefined, async () => true),
-        ),
+      await within(
+        this.#settings.patience,
+        this.asks(bell, undefined, async () => true),
       );
       return this;
     } catch (error) {
       await this.close();
       throw this.#error ?? error;
+    } finally {
+      this.bells.delete(bell);
     }
   }
 
@@ -203,9 +191,8 @@ export class Keeper {
       const hear = (alive: boolean, trustMs: number) =>
         this.session === session && this.#apply(this.#core.heard(now(), sent, { alive, trustMs }));
       try {
-        const query = { text, values, query_timeout: this.ttl / 2 };
-        const asked = this.#second.query<R & Partial<Row>>(query);
-        const { rows } = await within(Math.min(this.ttl, this.#givesUpAt - sent), asked);
+        const limit = () => Math.min(now() + this.ttl / 2, this.#givesUpAt);
+        const rows = await this.#calls.ask<R & Partial<Row>>(text, values, limit);
         const { reason = "", trust_ms } = rows[0] ?? {};
         if (["expired", "unknown_session"].includes(reason)) throw new Lost(reason);
         if (typeof trust_ms === "number") hear(true, trust_ms);
@@ -241,8 +228,7 @@ export class Keeper {
     this.#givesUpAt = now() + this.ttl / 2;
     await tell("session_close").catch(() => {});
     this.#apply(this.#core.close());
-    this.#second.end();
-    await Promise.all([this.#dropped, this.#secondLine && drop(this.#secondLine)]);
+    await Promise.all([this.#dropped, this.#calls.close()]);
   }
 
   #apply(actions: Action[]): void {
@@ -263,12 +249,12 @@ export class Keeper {
     if (state === this.#state) return;
     this.#state = state;
     this.#settings.log.info(`eskit_lease: ${this.#settings.name} is ${state}${session ? `, session ${session}` : ""}`);
-    this.#settings.onState?.(state);
+    queueMicrotask(() => this.#settings.onState?.(state)); // an error of which is not the keeper's
   }
 
   async #connect(): Promise<void> {
     await this.#dropped;
-    const line = await connect(this.connection, this.ttl / 2).catch((error: Error) => error);
+    const line = await connect(this.connection, now() + this.ttl / 2).catch((error: Error) => error);
     if (line instanceof Error) {
       this.warn(`no connection: ${line.message}`, line);
       this.#apply(this.#core.disconnected(now()));

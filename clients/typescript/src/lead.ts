@@ -1,34 +1,34 @@
 import { LeaseError, Lost } from "./errors.js";
 import type { Keeper } from "./keeper.js";
 import { Scope } from "./scope.js";
-import { abortable, type Bell } from "./wait.js";
+import { abortable } from "./wait.js";
 
-type Answer = { fence: string | null; reason: string; had_place: boolean };
+type Answer = { fence: string | null; reason: string };
 const ACQUIRE = `SELECT fence::text, trust_ms, reason
   FROM eskit_lease.lease_acquire($1::text, $2::uuid, queue => $3::boolean)`;
 const RELEASE = "SELECT eskit_lease.lease_release($1::text, $2::bigint)";
-const CANCEL = "SELECT eskit_lease.lease_cancel($1::text, $2::uuid) AS had_place";
+const CANCEL = "SELECT eskit_lease.lease_cancel($1::text, $2::uuid)";
 const RELEASE_ANY = "SELECT FROM eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)";
 const RETRY = 500; // ms after an answer that gives no place in line
 
 /** Leadership of a name. It ends by `release`, or with the block of `await using`. */
 export class Lead extends Scope {
   #isReleased = false;
-  /** @internal The verb, which ends after the release. */
-  life: Promise<unknown> | undefined;
+  #life: Promise<void> | undefined;
 
   /** Ends the scope: waits for its transactions, and releases the lease. */
   async release(): Promise<void> {
     this.#isReleased = true;
     this.bell.ring();
-    await this.life;
+    await this.#life;
   }
   async [Symbol.asyncDispose](): Promise<void> {
     await this.release();
   }
 
   /** @internal Asks at each ask whether the lease is still held, until the release. Then gives it back. */
-  async live(asked: number): Promise<void> {
+  async live(asked: number, life: Promise<void>): Promise<void> {
+    this.#life = life;
     const { name, session, keeper, bell } = this;
     const fences = new Set<string | null | undefined>([String(this.fence)]);
     for (let seen = asked; ; ) {
@@ -47,7 +47,7 @@ export class Lead extends Scope {
   }
 }
 
-/** Swallows that the session has ended, or the keeper: then there is nothing to give back. */
+/** Waits for a call that gives back. If the session or the keeper has ended, there is nothing to give back. */
 export async function settled(call: Promise<unknown>): Promise<void> {
   await call.catch((error) => {
     if (!(error instanceof LeaseError)) throw error;
@@ -58,40 +58,29 @@ export async function settled(call: Promise<unknown>): Promise<void> {
 export function lead(keeper: Keeper, name: string, queues: boolean, signal?: AbortSignal): Promise<Lead | undefined> {
   const given = new Promise<Lead | undefined>((resolve, reject) => {
     const life = keeper.verb(`lead ${name}`, signal, async (bell) => {
-      const [lead, asked] = await acquire(keeper, name, queues, bell, signal);
-      resolve(lead);
-      if (!lead) return;
-      lead.life = life;
-      await lead.live(asked);
+      let place: string | undefined; // the session that may have a place in line, or a lease without a scope
+      let asked = 0;
+      const look = async (session: string) => {
+        asked = bell.count;
+        if (queues) place = session;
+        const [answer] = await keeper.call<Answer>(session, ACQUIRE, [name, session, queues], false, signal);
+        if (answer?.fence) place = session;
+        if (answer?.fence && keeper.trusts(session) && !signal?.aborted) {
+          place = undefined;
+          return new Lead(keeper, name, BigInt(answer.fence), session, bell);
+        }
+        if (answer?.reason !== "queued") setTimeout(() => bell.ring(), RETRY).unref();
+        return queues ? undefined : null;
+      };
+      const lead = await keeper.asks(bell, signal, look).finally(async () => {
+        if (!place) return;
+        await settled(keeper.call(place, CANCEL, [name, place]));
+        await settled(keeper.call(place, RELEASE_ANY, [name, place])); // a grant that crossed the cancel
+      });
+      resolve(lead ?? undefined);
+      if (lead) await lead.live(asked, life);
     });
     life.catch(reject);
   });
   return abortable(given, signal, (late) => late?.release());
-}
-
-async function acquire(keeper: Keeper, name: string, queues: boolean, bell: Bell, signal?: AbortSignal) {
-  let place: string | undefined; // the session that may have a place in line, or the lease
-  let asked = 0;
-  try {
-    return await keeper.asks(bell, signal, async (session): Promise<[Lead | undefined, number] | undefined> => {
-      asked = bell.count;
-      if (queues) place = session;
-      const [answer] = await keeper.call<Answer>(session, ACQUIRE, [name, session, queues], false, signal);
-      if (answer?.fence) place = session;
-      if (answer?.fence && keeper.trusts(session) && !signal?.aborted) {
-        place = undefined;
-        return [new Lead(keeper, name, BigInt(answer.fence), session, bell), asked];
-      }
-      if (answer?.reason !== "queued") setTimeout(() => bell.ring(), RETRY);
-      return queues ? undefined : [undefined, asked];
-    });
-  } finally {
-    if (place) {
-      const session = place;
-      const given = keeper.call<Answer>(session, CANCEL, [name, session]).then(async ([answer]) => {
-        if (!answer?.had_place) await keeper.call(session, RELEASE_ANY, [name, session]);
-      });
-      await settled(given);
-    }
-  }
 }

@@ -1,21 +1,22 @@
 import { once } from "node:events";
 import pg, { type Client } from "pg";
-import { within } from "./wait.js";
+import { isBroken } from "./errors.js";
+import { Turns, within } from "./wait.js";
 
 /** A connection string; undefined for the driver's environment (PGHOST ..); or a function that makes a new client, for
- * TLS, or for a token that expires as `password`. The keeper connects and ends the client. */
-export type Connection = string | undefined | (() => Client);
+ * TLS, or for a token that expires. The keeper connects and ends the client. */
+export type Connection = string | undefined | (() => Client | Promise<Client>);
 
-export function make(connection: Connection): Client {
-  if (typeof connection === "function") return connection();
-  return new pg.Client({ connectionString: connection as string, fallback_application_name: "eskit_lease" });
-}
+const IDLE = 10_000;
+const now = () => performance.now();
 
-/** Makes the connection within `ms`, or throws. */
-export async function connect(connection: Connection, ms: number): Promise<Client> {
-  const client = make(connection);
+/** Makes a connection, or throws at the time `until`. */
+export async function connect(connection: Connection, until: number): Promise<Client> {
+  const string = { connectionString: connection as string, fallback_application_name: "eskit_lease" };
+  const made = typeof connection === "function" ? connection() : new pg.Client(string);
+  const client = await within(until - now(), Promise.resolve(made));
   client.on("error", () => {}); // the call that is under way fails
-  const connected = within(ms, client.connect());
+  const connected = within(until - now(), client.connect());
   await connected.catch(() => drop(client));
   return connected.then(() => client);
 }
@@ -24,4 +25,37 @@ export async function connect(connection: Connection, ms: number): Promise<Clien
 export async function drop(client: Client): Promise<void> {
   const stream = client.connection.stream.destroy();
   if (!stream.closed) await once(stream, "close");
+}
+
+/** The second connection: one call at a time. It opens with a call, and closes after 10 s without one. */
+export class Calls {
+  readonly #turns = new Turns();
+  #client: Client | undefined;
+  #idle: NodeJS.Timeout | undefined;
+
+  constructor(readonly connection: Connection) {}
+
+  /** Gives the call up, and drops the connection, at the time that `limit` tells when its turn has come. */
+  ask<Row extends object>(text: string, values: unknown[], limit: () => number): Promise<Row[]> {
+    return this.#turns.take("", async () => {
+      clearTimeout(this.#idle);
+      try {
+        const until = limit();
+        if (this.#client?.connection.stream.destroyed) this.#client = undefined;
+        this.#client ??= await connect(this.connection, until);
+        return (await within(until - now(), this.#client.query<Row>(text, values))).rows;
+      } catch (error) {
+        if (isBroken(error)) await this.close();
+        throw error;
+      } finally {
+        this.#idle = setTimeout(() => this.close(), IDLE).unref();
+      }
+    });
+  }
+
+  async close(): Promise<void> {
+    const client = this.#client;
+    this.#client = undefined;
+    if (client) await drop(client);
+  }
 }

@@ -30,13 +30,14 @@ export async function check<Row>(tx: Queryable, text: string, values: unknown[])
  * connection's end; a COMMIT has some patience, as its end would be unknown. */
 export async function transact<T>(owner: Owner, pool: Pool, begin: Work<unknown>, work: Work<T>): Promise<T> {
   const tx = await abortable(pool.connect(), owner.signal, (late) => late.release());
+  const isCancelled = () => owner.signal.aborted && !owner.mayFinish;
   let [isCommitting, isLost] = [false, false];
   let timer: NodeJS.Timeout | undefined;
   const lose = () => {
     isLost = true;
   };
   const cut = () => {
-    if (!owner.mayFinish) timer = setTimeout(() => tx.end(), isCommitting ? owner.patience : 0);
+    if (isCancelled()) timer = setTimeout(() => tx.end(), isCommitting ? owner.patience : 0);
   };
   tx.on("error", lose);
   owner.signal.addEventListener("abort", cut);
@@ -44,8 +45,8 @@ export async function transact<T>(owner: Owner, pool: Pool, begin: Work<unknown>
     await tx.query("BEGIN");
     await begin(tx);
     const result = await work(tx);
-    isCommitting = true;
-    const { command } = await tx.query("COMMIT");
+    isCommitting = !isLost && !isCancelled();
+    const { command } = await tx.query(isCommitting ? "COMMIT" : "ROLLBACK");
     if (command === "COMMIT") return result;
     isCommitting = false;
     throw new Error("rolled back: a statement failed, and its error was caught within the transaction");
@@ -55,7 +56,7 @@ export async function transact<T>(owner: Owner, pool: Pool, begin: Work<unknown>
       owner.unsure();
       throw new Unsure("the connection broke before COMMIT was answered", error);
     }
-    throw owner.signal.aborted && !owner.mayFinish ? new Lost("the scope was cancelled", error) : translated(error);
+    throw isCancelled() ? new Lost("the scope was cancelled", error) : translated(error);
   } finally {
     clearTimeout(timer);
     owner.signal.removeEventListener("abort", cut);

@@ -53,8 +53,8 @@ export async function work(keeper: Keeper, queue: string, handler: Handler, opti
       const scope = new Scope(keeper, queue, BigInt(row.fence), session);
       waiting.add(scope);
       const begin = async () => {
-        waiting.delete(scope);
         if (!scope.trusted) throw new Lost("the trust is over");
+        waiting.delete(scope);
       };
       const item = { ...row, id: BigInt(row.id), fence: scope.fence, signal: scope.signal };
       const handle = async (tx: PoolClient) => {

@@ -4,7 +4,7 @@ import { after, before, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import pg, { type PoolClient } from "pg";
 import { Closed, type Lead, Leases, Lost, type Partition, Refused, type Settings, Unsure } from "../src/index.js";
-import { Proxy } from "./proxy.js";
+import { FaultyProxy } from "./proxy.js";
 
 const url = process.env.DATABASE_URL ?? "";
 const run = `t${process.pid}_${Date.now()}`;
@@ -327,7 +327,7 @@ live("a lost connection is no lost session", async () => {
 });
 
 live("trust ends in time on a silent network, and the same session goes on", async () => {
-  await using proxy = await Proxy.start(url);
+  await using proxy = await FaultyProxy.start(url);
   await using leases = await open({ ttl: 1_500 }, proxy.url);
   const { session } = leases;
   const lead = await leases.lead(`${run}:silent`);

@@ -1,7 +1,7 @@
 import { connect, createServer, type Server, type Socket } from "node:net";
 
 /** A proxy before the server that can fail in the ways of a network. */
-export class Proxy {
+export class FaultyProxy {
   readonly #pairs = new Set<[Socket, Socket]>();
   /** Drops everything without a word, also of new connections. */
   isSilent = false;
@@ -11,13 +11,13 @@ export class Proxy {
     readonly url: string,
   ) {}
 
-  static async start(target: string): Promise<Proxy> {
+  static async start(target: string): Promise<FaultyProxy> {
     const { hostname, port } = new URL(target);
     const server = createServer((near) => proxy.#accept(near, Number(port), hostname));
     await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
     const url = new URL(target);
     url.host = `127.0.0.1:${(server.address() as { port: number }).port}`;
-    const proxy = new Proxy(server, url.href);
+    const proxy = new FaultyProxy(server, url.href);
     return proxy;
   }
 

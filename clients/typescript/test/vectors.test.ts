@@ -42,8 +42,8 @@ function told(action: Action): unknown {
 assert.ok(cases.length > 0);
 for (const one of cases) {
   test(`vector: ${one.case}`, () => {
-    const { ttl_ms, takeover, watches, random = 1 } = one.settings;
-    const core = new Core(ttl_ms, takeover, watches, () => random);
+    const { ttl_ms: ttl, takeover = false, watches = false, random = 1 } = one.settings;
+    const core = new Core({ ttl, takeover, watches, chance: () => random });
     for (const step of one.steps) {
       const where = JSON.stringify(step);
       assert.deepEqual(happen(core, step.at, step.event).map(told), step.actions ?? [], where);
