@@ -69,7 +69,7 @@ async function repeat(
 ): Promise<void> {
   const told = { ...about, fence: scope.fence };
   scope.signal.addEventListener("abort", () => tell("cancelled", command, told));
-  while (!scope.signal.aborted && !scope.draining.aborted && !stop.aborted) {
+  while (scope.trusted && !scope.draining.aborted && !stop.aborted) {
     tell("begin", command, told);
     try {
       await scope.transaction(pool, work);

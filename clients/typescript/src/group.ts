@@ -57,7 +57,8 @@ export async function join(keeper: Keeper, group: string, work: PartitionWork, s
           () => "its work has ended",
           (error: unknown) => error,
         );
-      if (!(scope.signal.aborted || error instanceof Refused || error instanceof Unsure)) {
+      const isTold = scope.signal.aborted || signal?.aborted || keeper.stopping.signal.aborted;
+      if (!isTold && !(error instanceof Refused) && !(error instanceof Unsure)) {
         const last = performance.now() < began + LONGEST_PAUSE ? (pauses.get(partition) ?? 0) : 0;
         pauses.set(partition, Math.max(SHORTEST_PAUSE, Math.min(2 * last, LONGEST_PAUSE)));
         keeper.warn(`partition ${partition} of ${group} begins anew: ${error}`);

@@ -225,7 +225,7 @@ export class Keeper {
     this.#givesUpAt = now() + this.ttl / 2;
     for (const scope of this.scopes) scope.cancel(new Lost("the keeper was closed"));
     await within(this.ttl / 2, idle()).catch(() => this.warn("closes, although work has not ended"));
-    this.#givesUpAt = now() + this.ttl / 2;
+    this.#givesUpAt = now() + 0.4 * this.ttl;
     await tell("session_close").catch(() => {});
     this.#apply(this.#core.close());
     await Promise.all([this.#dropped, this.#calls.close()]);

@@ -44,12 +44,13 @@ export class Scope {
   /** Checks the fence in your transaction, which must have begun, before it reads the data. Throws Lost, Refused, or
    * TypeError for a connection in no transaction. */
   async guard(tx: Queryable): Promise<void> {
-    if (!this.trusted) throw new Lost("the scope has ended", this.signal.reason);
+    this.#requireTrust();
     await check(tx, CHECK, [this.name, this.fence]);
   }
 
   /** Runs `work` between BEGIN with `guard` and COMMIT. Throws Lost, Refused, Unsure, or the error of `work`. */
   async transaction<T>(pool: Pool, work: Work<T>): Promise<T> {
+    this.#requireTrust();
     const running = transact(this, pool, (tx) => this.guard(tx), work);
     this.running.add(running);
     return running.finally(() => this.running.delete(running));
@@ -65,6 +66,10 @@ export class Scope {
   async news(signal?: AbortSignal): Promise<void> {
     if (!this.signal.aborted) await this.bell.after(this.#seen, signal);
     this.#seen = this.bell.count;
+  }
+
+  #requireTrust(): void {
+    if (!this.trusted) throw new Lost("the scope has ended", this.signal.reason);
   }
 
   /** @internal */

@@ -326,6 +326,33 @@ live("a lost connection is no lost session", async () => {
   assert.ok(lead.trusted);
 });
 
+live("an answer that is lost after its commit loses nothing", async () => {
+  const name = `${run}:swallow`;
+  await pool.query("SELECT eskit_lease.queue_create($1), eskit_lease.group_create($1 || ':group', 1)", [name]);
+  await pool.query("SELECT eskit_lease.item_add($1, '{}')", [name]);
+  await using proxy = await FaultyProxy.start(url);
+  await using leases = await open({}, proxy.url);
+  const swallowed = async <T>(text: string, verb: () => Promise<T>): Promise<T> => {
+    proxy.swallow = text;
+    const done = await verb();
+    assert.equal(proxy.swallow, undefined, text);
+    return done;
+  };
+  const lead = await swallowed("lease_acquire", () => leases.lead(name));
+  await swallowed("lease_release(", () => lead.release());
+  const told = await swallowed("execution_begin", () => leases.once(name, async () => 1));
+  assert.deepEqual(told, { first: true, state: "done", result: 1 });
+  const again = await swallowed("execution_finish", () => leases.once(`${name}:2`, async () => 2));
+  assert.equal(again.result, 2);
+  await swallowed("item_claim", async () => {
+    const stop = new AbortController();
+    await leases.work(name, async () => stop.abort(), { pool, signal: stop.signal });
+  });
+  assert.equal((await one("SELECT count(*) FROM eskit_lease.items WHERE queue = $1", [name])).count, "0");
+  const stop = new AbortController();
+  await swallowed("group_join", () => leases.join(`${name}:group`, async () => stop.abort(), { signal: stop.signal }));
+});
+
 live("trust ends in time on a silent network, and the same session goes on", async () => {
   await using proxy = await FaultyProxy.start(url);
   await using leases = await open({ ttl: 1_500 }, proxy.url);

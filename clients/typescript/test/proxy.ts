@@ -6,6 +6,9 @@ export class FaultyProxy {
   /** Drops everything without a word, also of new connections. */
   isSilent = false;
 
+  /** The next call that has this text is passed on, and its connection reset instead of its answer. */
+  swallow: string | undefined;
+
   private constructor(
     readonly server: Server,
     readonly url: string,
@@ -29,8 +32,15 @@ export class FaultyProxy {
     const far = connect(port, host);
     const pair: [Socket, Socket] = [near, far];
     this.#pairs.add(pair);
+    let swallows = false;
     for (const [from, to] of [pair, [far, near] as const]) {
-      from.on("data", (data) => this.isSilent || to.write(data));
+      from.on("data", (data: Buffer) => {
+        if (swallows && from === far) near.resetAndDestroy();
+        else if (!this.isSilent) to.write(data);
+        if (from === far || this.swallow === undefined || !data.includes(this.swallow)) return;
+        swallows = true;
+        this.swallow = undefined;
+      });
       from.on("error", () => {});
       from.on("close", () => {
         if (this.isSilent) return; // the other side hears nothing of it
