@@ -2,7 +2,7 @@
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import pg, { type PoolClient } from "pg";
-import { type Lead, Leases, Lost, type Partition, Refused, type Scope, Unsure } from "../src/index.js";
+import { type Execution, type Lead, Leases, Lost, type Partition, Refused, Unsure } from "../src/index.js";
 
 type Command = {
   do: string;
@@ -139,7 +139,7 @@ async function work(command: Command, signal: AbortSignal): Promise<void> {
 }
 
 async function once(command: Command, signal: AbortSignal): Promise<void> {
-  const run = async (scope: Scope) => {
+  const run = async (scope: Execution) => {
     await pool.query("INSERT INTO kit_once (key, consumer) VALUES ($1, $2)", [command.key, consumer]);
     await sleep((command.seconds ?? 0) * 1000, undefined, { signal: scope.signal });
     if (command.fail) throw new RangeError("fails as told");

@@ -51,12 +51,12 @@ export async function join(keeper: Keeper, group: string, work: PartitionWork, s
     const run = async (scope: Partition) => {
       const { partition, session, fence } = scope;
       const began = performance.now();
-      const error = await Promise.resolve(scope)
-        .then(work)
-        .then(
-          () => "its work has ended",
-          (error: unknown) => error,
-        );
+      let error: unknown = "its work has ended";
+      try {
+        await work(scope);
+      } catch (thrown) {
+        error = thrown;
+      }
       const isTold = scope.signal.aborted || signal?.aborted || keeper.stopping.signal.aborted;
       if (!isTold && !(error instanceof Refused) && !(error instanceof Unsure)) {
         const last = performance.now() < began + LONGEST_PAUSE ? (pauses.get(partition) ?? 0) : 0;
@@ -65,14 +65,13 @@ export async function join(keeper: Keeper, group: string, work: PartitionWork, s
         await sleep(pauses.get(partition), undefined, { signal: scope.signal }).catch(() => {});
       }
       await scope.end();
-      await settled(keeper.call(session, RELEASE, [group, partition, fence])).catch((error) =>
-        keeper.warn(String(error)),
-      );
+      const release = settled(keeper.call(session, RELEASE, [group, partition, fence]));
+      await release.catch((error) => keeper.warn(String(error)));
       running.delete(partition);
       bell.ring();
     };
 
-    await keeper.follow(bell, signal, async (session) => {
+    const followed = keeper.follow(bell, signal, async (session) => {
       if (joined !== session) await keeper.call(session, JOIN, [group, session], false, signal);
       joined = session;
       type Row = { partition: number; fence: string; state: string };
@@ -87,8 +86,10 @@ export async function join(keeper: Keeper, group: string, work: PartitionWork, s
         run(scope);
       }
     });
-    for (const scope of running.values()) scope.cancel(new Lost("the group is left"), true);
-    while (running.size > 0) await bell.after(bell.count);
-    if (joined && !keeper.stopping.signal.aborted) await settled(keeper.call(joined, LEAVE, [group, joined]));
+    await followed.finally(async () => {
+      for (const scope of running.values()) scope.cancel(new Lost("the group is left"), true);
+      while (running.size > 0) await bell.after(bell.count);
+      if (joined && !keeper.stopping.signal.aborted) await settled(keeper.call(joined, LEAVE, [group, joined]));
+    });
   });
 }

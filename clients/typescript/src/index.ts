@@ -11,7 +11,7 @@ export type { Partition, PartitionWork } from "./group.js";
 export type { Settings } from "./keeper.js";
 export type { Lead } from "./lead.js";
 export type { Connection } from "./line.js";
-export type { Once, OnceOptions, OnceWork } from "./once.js";
+export type { Execution, Once, OnceOptions, OnceWork } from "./once.js";
 export type { Scope } from "./scope.js";
 export type { Pool, Queryable } from "./transaction.js";
 export type { Handler, Item, WorkOptions } from "./work.js";

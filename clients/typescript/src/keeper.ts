@@ -23,6 +23,7 @@ export interface Settings {
   onState?: (state: State) => void;
 }
 
+type Look<T> = (session: string) => Promise<T | undefined>;
 type Row = { alive: boolean; trust_ms: number; revision: string; reason: string; session: string };
 const OPEN = `SELECT true AS alive, session::text, trust_ms, revision::text
   FROM eskit_lease.session_open($1::text, $2::interval, takeover => $3::boolean)`;
@@ -57,12 +58,12 @@ export class Keeper {
     readonly connection: Connection,
     settings: Settings = {},
   ) {
-    const name = `${hostname()}:${process.pid}:${Math.random().toString(36).slice(2, 10)}`;
-    const log = { info: () => {}, warn: console.warn };
-    this.#settings = { name, ttl: 30_000, takeover: false, patience: 30_000, log, ...settings };
-    const { ttl, takeover, watch } = this.#settings;
-    if (takeover && !settings.name) throw new TypeError("takeover needs a name that no other process has");
+    const unique = `${hostname()}:${process.pid}:${Math.random().toString(36).slice(2, 10)}`;
+    const { name = unique, ttl = 30_000, takeover = false, patience = 30_000, watch, onState } = settings;
+    const { log = { info: () => {}, warn: console.warn } } = settings;
+    if (takeover && name === unique) throw new TypeError("takeover needs a name that no other process has");
     if (!(ttl > 0)) throw new RangeError("ttl must be positive");
+    this.#settings = { name, patience, watch, log, onState };
     this.ttl = ttl;
     this.#calls = new Calls(connection);
     this.#core = new Core({ ttl, takeover, watches: watch !== undefined, chance: Math.random });
@@ -84,10 +85,8 @@ export class Keeper {
     this.#apply(this.#core.tick(now()));
     const bell = this.bell();
     try {
-      await within(
-        this.#settings.patience,
-        this.asks(bell, undefined, async () => true),
-      );
+      const trusted = this.asks(bell, undefined, async () => true);
+      await within(this.#settings.patience, trusted);
       return this;
     } catch (error) {
       await this.close();
@@ -112,9 +111,13 @@ export class Keeper {
     await this.close();
   }
 
-  /** Drains at the first SIGTERM or SIGINT, with at most `ms` (10 000) for what has begun. */
+  /** Drains at the first SIGTERM or SIGINT, with at most `ms` (10 000) for what has begun. The next one ends the process. */
   drainOnSignals(ms?: number): void {
-    for (const signal of ["SIGTERM", "SIGINT"]) process.once(signal, () => this.drain(ms));
+    const drain = () => void this.drain(ms);
+    for (const signal of ["SIGTERM", "SIGINT"]) {
+      process.once(signal, drain);
+      this.stopping.signal.addEventListener("abort", () => process.off(signal, drain));
+    }
   }
 
   /** @internal Whether a scope may begin something. Looks at the clock: a blocked loop makes timers late. */
@@ -143,11 +146,7 @@ export class Keeper {
   }
 
   /** @internal Looks when new work may begin, and again at each ask, until that finds something. */
-  async asks<T>(
-    bell: Bell,
-    signal: AbortSignal | undefined,
-    look: (session: string) => Promise<T | undefined>,
-  ): Promise<T> {
+  async asks<T>(bell: Bell, signal: AbortSignal | undefined, look: Look<T>): Promise<T> {
     for (;;) {
       const seen = bell.count;
       signal?.throwIfAborted();
@@ -157,19 +156,16 @@ export class Keeper {
         if (found !== undefined) return found;
       } catch (error) {
         // 55000: not now, as the session has no slot, or is not yet a member of the queue's group.
+        if (sqlstate(error) !== "55000" && !(error instanceof Lost)) throw error;
         if (sqlstate(error) === "55000") setTimeout(() => bell.ring(), 1_000).unref();
-        else if (!(error instanceof Lost)) throw error;
+        this.warn((error as Error).message);
       }
       await bell.after(seen, signal);
     }
   }
 
   /** @internal Looks, as `asks`, until the keeper drains or `signal` is aborted. */
-  async follow(
-    bell: Bell,
-    signal: AbortSignal | undefined,
-    look: (session: string) => Promise<undefined>,
-  ): Promise<void> {
+  async follow(bell: Bell, signal: AbortSignal | undefined, look: Look<undefined>): Promise<void> {
     await this.asks(bell, signal, look).catch((error) => {
       if (!signal?.aborted && !this.stopping.signal.aborted) throw error;
     });
@@ -238,7 +234,7 @@ export class Keeper {
       else if (action.do === "cancel") for (const scope of this.scopes) scope.cancel(new Lost("the trust is over"));
       else if (action.do === "ask") for (const bell of this.bells) bell.ring();
       else if (action.do === "warn")
-        this.warn(action.why === "taken" ? "another process ended the session" : action.why);
+        this.warn(action.why === "taken" ? "another process ended the session" : String(this.#error));
       else this.#ask(action);
     }
     clearTimeout(this.#timer);
@@ -248,8 +244,11 @@ export class Keeper {
     const { state, session } = this;
     if (state === this.#state) return;
     this.#state = state;
-    this.#settings.log.info(`eskit_lease: ${this.#settings.name} is ${state}${session ? `, session ${session}` : ""}`);
-    queueMicrotask(() => this.#settings.onState?.(state)); // an error of which is not the keeper's
+    const { name, log, onState } = this.#settings;
+    const text = `eskit_lease: ${name} is ${state}${session ? `, session ${session}` : ""}`;
+    if (state === "doubting" || state === "lost") log.warn(text);
+    else log.info(text);
+    queueMicrotask(() => onState?.(state)); // an error of which is not the keeper's
   }
 
   async #connect(): Promise<void> {

@@ -69,8 +69,9 @@ export function lead(keeper: Keeper, name: string, queues: boolean, signal?: Abo
           place = undefined;
           return new Lead(keeper, name, BigInt(answer.fence), session, bell);
         }
+        if (!queues) return null;
         if (answer?.reason !== "queued") setTimeout(() => bell.ring(), RETRY).unref();
-        return queues ? undefined : null;
+        return undefined;
       };
       const lead = await keeper.asks(bell, signal, look).finally(async () => {
         if (!place) return;

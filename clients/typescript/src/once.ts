@@ -16,7 +16,8 @@ export interface OnceOptions {
   /** Stops waiting. A function that has begun goes on. */
   signal?: AbortSignal;
 }
-export type OnceWork<T> = (scope: Scope) => Promise<T>;
+export type Execution = Pick<Scope, "name" | "fence" | "session" | "signal" | "draining" | "trusted">;
+export type OnceWork<T> = (execution: Execution) => Promise<T>;
 
 export function once<T>(keeper: Keeper, key: string, run: OnceWork<T>, options: OnceOptions): Promise<Once<T>> {
   const { retryInDoubt = false, signal } = options;

@@ -28,7 +28,11 @@ export class Bell extends EventEmitter {
   }
 
   async after(seen: number, signal?: AbortSignal): Promise<void> {
-    if (this.count <= seen) await abortable(once(this, "ring"), signal);
+    signal?.throwIfAborted();
+    if (this.count > seen) return;
+    await once(this, "ring", { signal }).catch((error) => {
+      throw signal?.reason ?? error; // instead of an AbortError
+    });
   }
 }
 

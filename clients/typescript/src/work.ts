@@ -14,6 +14,7 @@ const DONE = "SELECT eskit_lease.item_done(ARRAY[$1::bigint], $2::bigint)";
 const FAIL = "SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3::text)";
 const UNCLAIM = "SELECT eskit_lease.item_unclaim(ARRAY[$1::bigint], $2::bigint)";
 const PAUSE = 1_000;
+const MOST = 1_000; // items of a claim
 
 /** A work item. `attempt` counts from 1; `signal` is aborted if the session's trust ends. */
 export type Item = {
@@ -73,13 +74,13 @@ export async function work(keeper: Keeper, queue: string, handler: Handler, opti
       bell.ring();
     };
 
-    await keeper.follow(bell, signal, async (session) => {
+    const followed = keeper.follow(bell, signal, async (session) => {
       if (performance.now() < straysUntil) {
         later();
         for (const { id, fence } of await keeper.call<Row>(session, CLAIMED, [queue, session], false, signal))
           if (!inHand.has(id)) await end(session, UNCLAIM, [id, fence]);
       }
-      const free = concurrency - inHand.size;
+      const free = Math.min(concurrency - inHand.size, MOST);
       if (free === 0) return;
       const claim = keeper.call<Row>(session, CLAIM, [queue, session, free], true);
       const rows = await claim.catch((error) => {
@@ -93,7 +94,9 @@ export async function work(keeper: Keeper, queue: string, handler: Handler, opti
         run(row, session);
       }
     });
-    for (const scope of waiting) scope.cancel(new Lost("the work stops"));
-    while (inHand.size > 0) await bell.after(bell.count);
+    await followed.finally(async () => {
+      for (const scope of waiting) scope.cancel(new Lost("the work stops"));
+      while (inHand.size > 0) await bell.after(bell.count);
+    });
   });
 }

@@ -390,6 +390,32 @@ live("after a blocked loop the clock decides", async () => {
   );
 });
 
+live("an error of join gives its partitions back", async () => {
+  const group = `${run}:dropped`;
+  await pool.query("SELECT eskit_lease.group_create($1, 1)", [group]);
+  await using leases = await open();
+  const signals: AbortSignal[] = [];
+  const joined = leases.join(group, async ({ signal }) => {
+    signals.push(signal);
+    await aborted(signal);
+  });
+  await until(() => signals.length === 1);
+  await pool.query("SELECT eskit_lease.group_leave($1, $2)", [group, leases.session]);
+  await pool.query("SELECT eskit_lease.group_drop($1)", [group]);
+  await assert.rejects(joined, { code: "42704" });
+  assert.ok(signals[0]?.aborted);
+});
+
+live("signals are left alone once the keeper has ended", async () => {
+  const before = process.listenerCount("SIGTERM");
+  const leases = await open();
+  leases.drainOnSignals();
+  assert.equal(process.listenerCount("SIGTERM"), before + 1);
+  process.emit("SIGTERM");
+  await leases.drain();
+  assert.equal(process.listenerCount("SIGTERM"), before);
+});
+
 live("drain lets finish what has begun, close does not", async () => {
   const leases = await open();
   const lead = await leases.lead(`${run}:drain`);

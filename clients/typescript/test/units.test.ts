@@ -41,6 +41,7 @@ test("a bell wakes who waits for a greater count, and not who is stopped", async
   const rung = bell.after(0);
   stop.abort(new Error("enough"));
   await stopped;
+  assert.equal(bell.listenerCount("ring"), 1);
   bell.ring();
   await rung;
   await bell.after(0);
