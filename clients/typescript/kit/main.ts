@@ -13,7 +13,6 @@ type Command = {
   name: string;
   ttl?: number;
   takeover?: boolean;
-  watch?: string;
   every?: number;
   group: string;
   queue: string;
@@ -47,13 +46,13 @@ function makePool(command: Command): pg.Pool {
 }
 
 async function open(command: Command): Promise<void> {
-  const { name, ttl = 30, takeover = false, watch } = command;
+  const { name, ttl = 30, takeover = false } = command;
   dsn = command.dsn;
   consumer = name;
   pool = makePool(command);
   const log = { info: console.error, warn: console.error };
   const onState = (state: string) => tell("keeper", {}, { state });
-  leases = new Leases(dsn, { name, ttl: ttl * 1000, takeover, log, onState, ...(watch ? { watch } : {}) });
+  leases = new Leases(dsn, { name, ttl: ttl * 1000, takeover, log, onState });
   await leases.open();
   tell("opened", command, { session: leases.session });
 }

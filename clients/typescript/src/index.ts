@@ -47,14 +47,14 @@ export class Leases extends Keeper {
     return lead(this, name, false, options.signal);
   }
 
-  /** Joins a group, and runs `work` for each partition that the process owns, until the keeper drains, or `signal`. Work
-   * that ends by itself or by an error begins anew, under a new fence. */
+  /** Joins a group, and runs `work` for each partition that the process owns, until the keeper drains, or `signal`.
+   * Work that ends by itself or by an error begins anew, under a new fence. */
   join(group: string, work: PartitionWork, options: Waiting = {}): Promise<void> {
     return join(this, group, work, options.signal);
   }
 
-  /** Claims items, and runs `handler` for each in a transaction that also finishes the item, until the keeper drains, or
-   * `signal`. An item whose handler throws is tried again as its queue says. */
+  /** Claims items, and runs `handler` for each in a transaction that also finishes the item, until the keeper drains,
+   * or `signal`. An item whose handler throws is tried again as its queue says. */
   work(queue: string, handler: Handler, options: WorkOptions): Promise<void> {
     return work(this, queue, handler, options);
   }

@@ -41,6 +41,7 @@ export class Keeper {
   /** @internal */ readonly turns = new Turns();
   /** @internal */ readonly ttl: number;
   readonly #settings;
+  readonly #connection: Connection; // with a password
   readonly #core: Core;
   readonly #calls: Calls;
   readonly #tasks = new Set<Promise<unknown>>();
@@ -54,10 +55,7 @@ export class Keeper {
   #givesUpAt = Infinity;
   #ended: Promise<void> | undefined;
 
-  constructor(
-    readonly connection: Connection,
-    settings: Settings = {},
-  ) {
+  constructor(connection: Connection, settings: Settings = {}) {
     const unique = `${hostname()}:${process.pid}:${Math.random().toString(36).slice(2, 10)}`;
     const { name = unique, ttl = 30_000, takeover = false, patience = 30_000, watch, onState } = settings;
     const { log = { info: () => {}, warn: console.warn } } = settings;
@@ -65,6 +63,7 @@ export class Keeper {
     if (!(ttl > 0)) throw new RangeError("ttl must be positive");
     this.#settings = { name, patience, watch, log, onState };
     this.ttl = ttl;
+    this.#connection = connection;
     this.#calls = new Calls(connection);
     this.#core = new Core({ ttl, takeover, watches: watch !== undefined, chance: Math.random });
   }
@@ -111,7 +110,7 @@ export class Keeper {
     await this.close();
   }
 
-  /** Drains at the first SIGTERM or SIGINT, with at most `ms` (10 000) for what has begun. The next one ends the process. */
+  /** Drains at the first SIGTERM or SIGINT, with at most `ms` (10 000). The next one ends the process. */
   drainOnSignals(ms?: number): void {
     const drain = () => void this.drain(ms);
     for (const signal of ["SIGTERM", "SIGINT"]) {
@@ -253,7 +252,7 @@ export class Keeper {
 
   async #connect(): Promise<void> {
     await this.#dropped;
-    const line = await connect(this.connection, now() + this.ttl / 2).catch((error: Error) => error);
+    const line = await connect(this.#connection, now() + this.ttl / 2).catch((error: Error) => error);
     if (line instanceof Error) {
       this.warn(`no connection: ${line.message}`, line);
       this.#apply(this.#core.disconnected(now()));

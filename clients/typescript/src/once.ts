@@ -8,7 +8,7 @@ const FINISH = "SELECT eskit_lease.execution_finish($1::text, $2::bigint, $3::js
 const FAIL = "SELECT eskit_lease.execution_fail($1::text, $2::bigint, $3::text, retry => $4::boolean)";
 
 type State = "running" | "done" | "failed" | "in_doubt";
-/** What became of a run-once key. `first`: this call ran the function. `in_doubt`: the process that ran it has ended. */
+/** What became of a run-once key. `first`: this call ran it. `in_doubt`: the process that ran it has ended. */
 export type Once<T> = { first: boolean; state: State; result: T | null };
 export interface OnceOptions {
   /** Whether a key in doubt is run again: at least once, instead of at most once. Default: false. */
