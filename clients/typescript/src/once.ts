@@ -1,4 +1,4 @@
-import { translated } from "./errors.js";
+import { Lost, translated, Unsure } from "./errors.js";
 import type { Keeper } from "./keeper.js";
 import { Scope } from "./scope.js";
 
@@ -35,12 +35,17 @@ export function once<T>(keeper: Keeper, key: string, run: OnceWork<T>, options: 
     if (!scope) return { first: false, state, result };
     const { session, fence } = scope;
     try {
-      const result = await run(scope);
-      await keeper.call(session, FINISH, [key, fence, JSON.stringify(result) ?? null]);
+      const result = await run(scope).catch(async (error) => {
+        const told = translated(error);
+        // After these it is not known how far the function came.
+        const retry = !(told instanceof Lost || told instanceof Unsure);
+        await keeper.call(session, FAIL, [key, fence, String(error), retry]).catch(() => {});
+        throw told;
+      });
+      await keeper.call(session, FINISH, [key, fence, JSON.stringify(result) ?? null]).catch((error) => {
+        throw translated(error);
+      });
       return { first: true, state: "done", result };
-    } catch (error) {
-      await keeper.call(session, FAIL, [key, fence, String(error), false]).catch(() => {});
-      throw translated(error);
     } finally {
       await scope.end();
     }
