@@ -1,0 +1,178 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+const firstPause, longestPause = 100 * time.Millisecond, 10 * time.Second // after a task that failed
+
+// Partition is a [Scope] of a partition of a group.
+type Partition struct {
+	*Scope
+	Group  string
+	Number int
+	failed bool
+}
+
+// Position returns how far the group has come in this partition; 0 if nothing is done.
+func (p *Partition) Position(ctx context.Context, tx Tx) (position int64, err error) {
+	err = p.check(ctx, tx, &position, `SELECT eskit_lease.cursor_position($1::text, $2::int)`, p.Group, p.Number)
+	return position, err
+}
+
+// Commit moves the cursor to position in a transaction of yours, and checks the fence: call it, with the position at
+// which your batch began, instead of [Scope.Guard]. If moved is false, the batch is done already: apply nothing.
+func (p *Partition) Commit(ctx context.Context, tx Tx, position, expected int64) (moved bool, err error) {
+	err = p.check(ctx, tx, &moved, `SELECT eskit_lease.cursor_commit($1::text, $2::int, $3::bigint, $4::bigint, $5::bigint)`,
+		p.Group, p.Number, position, p.fence, expected)
+	return moved, err
+}
+
+// Join makes the process a member of a group, and runs work for each partition that it owns, under the partition's fence.
+// The context of work is cancelled when the partition moves away: end what you have in hand, and return. If work returns
+// before, the partition is released, and work begins anew under a new fence: at once after [ErrRefused] and [ErrUnsure],
+// else after a pause of 0.1 s, which doubles to 10 s.
+//
+// Join returns when ctx is done or the keeper drains, and all work has ended; or with the server's error. After a drain it
+// returns nil.
+func (l *Leases) Join(ctx context.Context, group string, work func(context.Context, *Partition) error) error {
+	end, err := l.begin()
+	if err != nil {
+		return err
+	}
+	defer end()
+	endTurn, err := l.turn(ctx, "group "+group, true)
+	if err != nil {
+		return err
+	}
+	defer endTurn()
+	m := &member{l: l, group: group, work: work, tasks: map[int]*Partition{}, pauses: map[int]time.Duration{},
+		ended: make(chan *Partition)}
+	for {
+		session, asked, err := l.ready(ctx)
+		if err != nil {
+			return m.leave(err)
+		}
+		again, err := m.look(ctx, session)
+		if err != nil {
+			return m.leave(err)
+		}
+		select {
+		case <-asked:
+		case <-again:
+		case p := <-m.ended:
+			m.end(p)
+		case <-ctx.Done():
+		}
+	}
+}
+
+// member is a call of Join.
+type member struct {
+	l       *Leases
+	group   string
+	work    func(context.Context, *Partition) error
+	session string // that has joined
+	tasks   map[int]*Partition
+	pauses  map[int]time.Duration // before a task that failed begins anew
+	ended   chan *Partition
+}
+
+// look joins with a new session, and starts and cancels tasks as the assignment says. If the session can have none for
+// now, it returns when to look again.
+func (m *member) look(ctx context.Context, session string) (again <-chan time.Time, err error) {
+	if m.session != session {
+		_, err = query[struct{ Generation int64 }](m.l.life, m.l, session,
+			`SELECT eskit_lease.group_join($1::text, $2::uuid) AS generation`, m.group, session)
+		m.session = session
+	}
+	var rows []struct {
+		Partition int
+		Fence     int64
+	}
+	if err == nil {
+		rows, err = query[struct {
+			Partition int
+			Fence     int64
+		}](m.l.life, m.l, session, `SELECT partition, fence FROM eskit_lease.group_assignment($1::text, $2::uuid)
+			WHERE state = 'owned'`, m.group, session)
+	}
+	switch {
+	case errors.Is(err, ErrLost):
+		return nil, nil // the next session asks
+	case sqlstate(err) == "55000": // is no member, drains, or has found no slot
+		m.session = ""
+		return time.After(time.Second), nil
+	case err != nil:
+		return nil, err
+	}
+	owned := map[int]int64{}
+	for _, row := range rows {
+		owned[row.Partition] = row.Fence
+	}
+	for number, p := range m.tasks {
+		if owned[number] != p.fence {
+			p.end(errors.New("the partition moves to another member"))
+		}
+	}
+	for number, fence := range owned {
+		if m.tasks[number] != nil {
+			continue
+		}
+		scope, err := m.l.newScope(ctx, fmt.Sprintf("%s/%d", m.group, number), fence, session)
+		if err != nil {
+			continue // the trust has ended: its return asks again
+		}
+		m.tasks[number] = &Partition{Scope: scope, Group: m.group, Number: number}
+		go m.run(ctx, m.tasks[number], max(m.pauses[number], firstPause))
+	}
+	return nil, nil
+}
+
+// run works in a partition, and releases it.
+func (m *member) run(ctx context.Context, p *Partition, pause time.Duration) {
+	err := m.work(p.ctx, p)
+	if p.Trusted() && !errors.Is(err, ErrRefused) {
+		m.l.complain(fmt.Sprintf("the work of partition %s ended", p.resource), err)
+		p.failed = true
+		p.within(pause)
+	}
+	p.cancel(nil)
+	if ctx.Err() == nil { // else leave does it
+		_, err = query[done](m.l.life, m.l, p.session, `SELECT eskit_lease.group_release($1::text, $2::int, $3::bigint) AS done`,
+			m.group, p.Number, p.fence)
+		m.l.complainUnlessOver("a partition was not released", err)
+	}
+	m.ended <- p
+}
+
+func (m *member) end(p *Partition) {
+	delete(m.tasks, p.Number)
+	if p.failed {
+		m.pauses[p.Number] = min(2*max(m.pauses[p.Number], firstPause), longestPause)
+	} else {
+		delete(m.pauses, p.Number)
+	}
+}
+
+// leave cancels all tasks, waits for their end, and ends the membership.
+func (m *member) leave(why error) error {
+	for _, p := range m.tasks {
+		p.end(why)
+	}
+	for len(m.tasks) > 0 {
+		m.end(<-m.ended)
+	}
+	if m.session != "" {
+		_, err := query[done](m.l.life, m.l, m.session, `SELECT eskit_lease.group_leave($1::text, $2::uuid) AS done`,
+			m.group, m.session)
+		m.l.complainUnlessOver("the group was not left", err)
+	}
+	if errors.Is(why, ErrClosed) {
+		return nil
+	}
+	return why
+}

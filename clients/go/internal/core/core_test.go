@@ -1,0 +1,150 @@
+package core
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"reflect"
+	"testing"
+	"time"
+)
+
+// The vectors are data of the repository, so a module that was installed without it lacks them.
+const vectors = "../../../vectors/keeper.json"
+
+type vector struct {
+	Case     string
+	Settings struct {
+		TTL      int64 `json:"ttl_ms"`
+		Takeover bool
+		Watches  bool
+		Random   *float64
+	}
+	Steps []struct {
+		At           int64
+		Event        json.RawMessage
+		Actions      []any
+		State        State
+		TrustedUntil *int64          `json:"trusted_until"`
+		Deadline     json.RawMessage // null: none; left out: not said
+	}
+}
+
+type given struct {
+	Answer *struct {
+		Alive    *bool
+		TrustMs  int64 `json:"trust_ms"`
+		Revision int64
+		Reason   string
+		Session  string
+	}
+	SQLState string
+	Sent     int64
+}
+
+func ms(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
+
+// happen tells the core an event as the vectors write it: a name, or a name with what is given.
+func happen(t *testing.T, c *Core, now time.Duration, event json.RawMessage) []Action {
+	t.Helper()
+	var name string
+	var with given
+	if json.Unmarshal(event, &name) != nil {
+		var named map[string]given
+		if err := json.Unmarshal(event, &named); err != nil {
+			t.Fatal(err)
+		}
+		for name, with = range named {
+		}
+	}
+	var answer Answer
+	if a := with.Answer; a != nil {
+		answer = Answer{a.Alive == nil || *a.Alive, ms(a.TrustMs), a.Revision, a.Reason, a.Session}
+	}
+	switch name {
+	case "start":
+		return c.Start(now)
+	case "connected":
+		return c.Connected(now)
+	case "disconnected":
+		return c.Disconnected(now)
+	case "answered":
+		return c.Answered(now, answer)
+	case "failed":
+		return c.Failed(now, with.SQLState)
+	case "heard":
+		return c.Heard(now, ms(with.Sent), answer)
+	case "tick":
+		return c.Tick(now)
+	case "drain":
+		return c.Drain(now)
+	case "close":
+		return c.Close(now)
+	}
+	t.Fatalf("an event that this test does not know: %s", event)
+	return nil
+}
+
+// told returns actions as the vectors write them.
+func told(actions []Action) []any {
+	var all []any
+	for _, a := range actions {
+		switch a.Kind {
+		case Open:
+			all = append(all, map[string]any{"open": map[string]any{"takeover": a.Takeover}})
+		case Wait:
+			wait := map[string]any{"timeout_ms": float64(a.Timeout.Milliseconds()), "revision": float64(a.Revision)}
+			all = append(all, map[string]any{"wait": wait})
+		case Warn:
+			all = append(all, map[string]any{"warn": map[string]any{"why": a.Why}})
+		default:
+			all = append(all, string(a.Kind))
+		}
+	}
+	return all
+}
+
+func TestVectors(t *testing.T) {
+	text, err := os.ReadFile(vectors)
+	if err != nil {
+		t.Skip(err)
+	}
+	var cases []vector
+	if err := json.Unmarshal(text, &cases); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range cases {
+		t.Run(v.Case, func(t *testing.T) {
+			chance := 1.0
+			if v.Settings.Random != nil {
+				chance = *v.Settings.Random
+			}
+			c := New(ms(v.Settings.TTL), v.Settings.Takeover, v.Settings.Watches, func() float64 { return chance })
+			for i, step := range v.Steps {
+				where := fmt.Sprintf("step %d at %d: %s", i, step.At, step.Event)
+				if got := told(happen(t, c, ms(step.At), step.Event)); !reflect.DeepEqual(got, step.Actions) {
+					t.Fatalf("%s\ndoes   %v\nshould %v", where, got, step.Actions)
+				}
+				if got := c.State(ms(step.At)); got != step.State {
+					t.Fatalf("%s\nis %s, should be %s", where, got, step.State)
+				}
+				if step.TrustedUntil != nil && c.TrustedUntil != ms(*step.TrustedUntil) {
+					t.Fatalf("%s\ntrusts until %v, should until %d ms", where, c.TrustedUntil, *step.TrustedUntil)
+				}
+				if step.Deadline != nil {
+					if got := deadline(c); got != string(step.Deadline) {
+						t.Fatalf("%s\nneeds a tick at %s, should at %s", where, got, step.Deadline)
+					}
+				}
+			}
+		})
+	}
+}
+
+func deadline(c *Core) string {
+	at, due := c.Deadline()
+	if !due {
+		return "null"
+	}
+	return fmt.Sprint(at.Milliseconds())
+}

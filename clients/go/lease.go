@@ -1,0 +1,312 @@
+// Package lease lets the processes of an application share work by leases of PostgreSQL's extension eskit_lease.
+//
+// A process opens one keeper, [Leases]. It keeps a session alive on a connection of its own, and has four verbs:
+// [Leases.Lead], [Leases.Join], [Leases.Work] and [Leases.Once]. What they give is a [Scope] with a fence and a context.
+// The context is cancelled as soon as the lease, or the trust in it, ends; context.Cause tells why. A process that is
+// stopped cannot notice that in time, so each transaction that writes checks its fence: [Scope.Transaction] does, and
+// [Scope.Guard] in a transaction of your own.
+//
+// Trust is counted by Go's monotonic clock. On Linux this clock stands still while the machine is suspended: for a
+// moment after that, a context may still look alive. The fence does not depend on any clock of the client.
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"eskit.dev/lease/internal/core"
+)
+
+// State is the state of a keeper.
+type State = core.State
+
+// The states. Only while it is trusted may a process begin work.
+const (
+	Starting = core.Starting
+	Trusted  = core.Trusted
+	Doubting = core.Doubting
+	Lost     = core.Lost
+	Draining = core.Draining
+	Closed   = core.Closed
+)
+
+type settings struct {
+	name, watch   string
+	ttl, patience time.Duration
+	takeover      bool
+	connect       func(context.Context) (*pgx.Conn, error)
+	log           *slog.Logger
+	hook          func(State)
+}
+
+// Option is a setting of [Open].
+type Option func(*settings)
+
+// WithName sets the consumer's name, which views and other consumers' answers show. Default: host, pid, a random number.
+func WithName(name string) Option { return func(s *settings) { s.name = name } }
+
+// WithTTL sets how long the session lives after a heartbeat. Longer than any pause to survive. Default: 30 s.
+func WithTTL(ttl time.Duration) Option { return func(s *settings) { s.ttl = ttl } }
+
+// WithTakeover lets the first session inherit from the last one of the same name, so that a restarted process has its
+// leases back at once. Needs [WithName], and no two processes may share the name.
+func WithTakeover() Option { return func(s *settings) { s.takeover = true } }
+
+// WithPatience sets how long [Open] tries to get a first session. Default: 30 s.
+func WithPatience(limit time.Duration) Option { return func(s *settings) { s.patience = limit } }
+
+// WithConnect makes the keeper's connections by a function, instead of the connection string: for tokens that expire.
+func WithConnect(connect func(context.Context) (*pgx.Conn, error)) Option {
+	return func(s *settings) { s.connect = connect }
+}
+
+// WithWatch names a table of events, whose positions come from position_next. An event that can be read is news for
+// [Scope.News], and lets all verbs look again.
+func WithWatch(table string) Option { return func(s *settings) { s.watch = table } }
+
+// WithLogger sets where the keeper logs its changes, one line each. Default: slog.Default().
+func WithLogger(log *slog.Logger) Option { return func(s *settings) { s.log = log } }
+
+// WithStateHook has a function called with each new state of the keeper, one after the other.
+func WithStateHook(hook func(State)) Option { return func(s *settings) { s.hook = hook } }
+
+// Leases is the keeper of one process. It is safe for concurrent use.
+type Leases struct {
+	settings
+	begun    time.Time  // the beginning of the clock
+	line     sync.Mutex // held while there is a connection of the keeper
+	second   second
+	verbs    sync.WaitGroup
+	life     context.Context // of the calls of the second connection
+	stop     context.CancelFunc
+	draining chan struct{}
+	closed   chan struct{}
+
+	mu      sync.Mutex
+	core    *core.Core
+	state   State
+	timer   *time.Timer
+	present *line
+	asked   chan struct{} // closed at each ask, and replaced
+	scopes  map[*Scope]struct{}
+	turns   map[string]chan struct{} // by what is under way; closed at its end
+	ending  bool                     // drains, or is closed: no verb begins
+	closing bool
+	problem error    // the last one
+	told    string   // the last problem that was logged
+	later   []func() // logs and hooks, which must not hold up a cancellation
+}
+
+// Open starts a keeper, and waits until its first session is trusted. Without that within [WithPatience] it returns the
+// error of the last try. The connection string is pgx's, as a URL or as key=value; "" leaves all to PG* variables.
+func Open(ctx context.Context, dsn string, options ...Option) (*Leases, error) {
+	host, _ := os.Hostname()
+	l := &Leases{
+		settings: settings{
+			ttl: 30 * time.Second, patience: 30 * time.Second, log: slog.Default(), hook: func(State) {},
+			connect: func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, dsn) },
+		},
+		begun: time.Now(), second: second{turn: make(chan struct{}, 1)}, state: Starting,
+		draining: make(chan struct{}), closed: make(chan struct{}), asked: make(chan struct{}),
+		scopes: map[*Scope]struct{}{}, turns: map[string]chan struct{}{},
+	}
+	for _, set := range options {
+		set(&l.settings)
+	}
+	switch {
+	case l.takeover && l.name == "":
+		return nil, errors.New("lease: WithTakeover needs WithName")
+	case l.ttl < 100*time.Millisecond:
+		return nil, fmt.Errorf("lease: a TTL of %v is too short", l.ttl)
+	case l.name == "":
+		l.name = fmt.Sprintf("%s-%d-%08x", host, os.Getpid(), rand.Uint32())
+	}
+	l.life, l.stop = context.WithCancel(context.Background())
+	l.core = core.New(l.ttl, l.takeover, l.watch != "", rand.Float64)
+	l.timer = time.AfterFunc(l.ttl, func() { l.step(l.core.Tick) })
+	l.step(l.core.Start)
+
+	ctx, cancel := context.WithTimeout(ctx, l.patience)
+	defer cancel()
+	if _, _, err := l.ready(ctx); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("lease: no session: %w", errors.Join(l.problem, err))
+	}
+	return l, nil
+}
+
+// State returns the keeper's state.
+func (l *Leases) State() State {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.core.State(l.now())
+}
+
+// Session returns the uuid of the session, for SQL of your own; "" without one. Keep it private.
+func (l *Leases) Session() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.core.Session
+}
+
+// Draining is closed when the keeper begins to drain: finish what you have begun, and end your scope.
+func (l *Leases) Draining() <-chan struct{} { return l.draining }
+
+// Drain begins nothing new, and waits until what has begun has ended. Once ctx is done it cancels the rest. Then it
+// closes the keeper.
+func (l *Leases) Drain(ctx context.Context) {
+	session := l.endBegins()
+	go query[done](l.life, l, session, `SELECT eskit_lease.session_drain($1::uuid) AS done`, session)
+	select {
+	case <-l.verbsEnd():
+	case <-ctx.Done():
+	case <-l.closed:
+	}
+	l.Close()
+}
+
+// DrainOn drains at the first of the signals, with a time limit for what has begun. The next one has its usual effect.
+func (l *Leases) DrainOn(limit time.Duration, signals ...os.Signal) {
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, signals...)
+	go func() {
+		defer signal.Stop(caught)
+		select {
+		case <-l.closed:
+		case <-caught:
+			signal.Stop(caught)
+			ctx, cancel := context.WithTimeout(context.Background(), limit)
+			defer cancel()
+			l.Drain(ctx)
+		}
+	}()
+}
+
+// Close cancels all scopes, waits for their work, but no longer than half of the TTL, and closes the session, which
+// releases what is left. If no connection can be had, the session ends with its TTL. Close returns within a TTL.
+func (l *Leases) Close() {
+	session := l.endBegins()
+	l.mu.Lock()
+	first := !l.closing
+	l.closing = true
+	l.cancelScopes(errors.New("the keeper was closed"))
+	l.mu.Unlock()
+	if !first {
+		<-l.closed
+		return
+	}
+	limit := time.AfterFunc(l.ttl/2, l.stop)
+	defer limit.Stop()
+	select {
+	case <-l.verbsEnd():
+	case <-l.life.Done():
+	}
+	if session != "" {
+		ctx, cancel := context.WithTimeout(context.Background(), l.ttl/2)
+		defer cancel()
+		_, _ = query[done](ctx, l, session, `SELECT eskit_lease.session_close($1::uuid) AS done`, session)
+	}
+	l.step(l.core.Close)
+	l.stop()
+	l.second.hangUp()
+	close(l.closed)
+}
+
+// endBegins lets no verb begin from now on, and wakes those that wait. It returns the session.
+func (l *Leases) endBegins() (session string) {
+	l.step(func(now time.Duration) []core.Action {
+		session = l.core.Session
+		if l.ending {
+			return nil
+		}
+		l.ending = true
+		close(l.draining)
+		return append(l.core.Drain(now), core.Action{Kind: core.Ask})
+	})
+	return session
+}
+
+// verbsEnd returns a channel that is closed when no verb is under way. No verb may begin any more.
+func (l *Leases) verbsEnd() <-chan struct{} {
+	end := make(chan struct{})
+	go func() { l.verbs.Wait(); close(end) }()
+	return end
+}
+
+// begin lets a verb begin, unless the keeper is not open. The verb must call the function that it returns.
+func (l *Leases) begin() (end func(), err error) {
+	if l == nil || l.core == nil {
+		return nil, ErrClosed
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ending {
+		return nil, ErrClosed
+	}
+	l.verbs.Add(1)
+	return l.verbs.Done, nil
+}
+
+// turn waits until nothing else in this process is under way for a key: sessions get the same fence again.
+func (l *Leases) turn(ctx context.Context, key string, wait bool) (end func(), err error) {
+	for {
+		l.mu.Lock()
+		before, taken := l.turns[key]
+		if !taken {
+			l.turns[key] = make(chan struct{})
+		}
+		l.mu.Unlock()
+		if !taken {
+			return func() { l.endTurn(key) }, nil
+		}
+		if !wait {
+			return nil, nil
+		}
+		select {
+		case <-before:
+		case <-l.draining:
+			return nil, ErrClosed
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+func (l *Leases) endTurn(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.turns[key])
+	delete(l.turns, key)
+}
+
+// ready waits until the session is trusted. It returns the session, and a channel that the next ask will close: whoever
+// takes it before a question misses no news.
+func (l *Leases) ready(ctx context.Context) (session string, asked <-chan struct{}, err error) {
+	for {
+		l.mu.Lock()
+		session, asked = l.core.Session, l.asked
+		state, ending := l.core.State(l.now()), l.ending
+		l.mu.Unlock()
+		switch {
+		case ending:
+			return "", nil, ErrClosed
+		case ctx.Err() != nil:
+			return "", nil, context.Cause(ctx)
+		case state == Trusted:
+			return session, asked, nil
+		}
+		select {
+		case <-asked:
+		case <-ctx.Done():
+		}
+	}
+}

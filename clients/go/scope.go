@@ -1,0 +1,201 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Scope is what a process may do under one fence, until its context is cancelled. A scope that has ended never lives
+// again.
+type Scope struct {
+	leases   *Leases
+	resource string
+	fence    int64
+	session  string
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	news     <-chan struct{}
+}
+
+// newScope begins a scope, unless the session is not trusted any more.
+func (l *Leases) newScope(ctx context.Context, resource string, fence int64, session string) (*Scope, error) {
+	s := &Scope{leases: l, resource: resource, fence: fence, session: session}
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if state := l.core.State(l.now()); l.closing || l.core.Session != session || state != Trusted && state != Draining {
+		s.end(nil)
+		return nil, s.lost()
+	}
+	s.news = l.asked
+	l.scopes[s] = struct{}{}
+	context.AfterFunc(s.ctx, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.scopes, s)
+	})
+	return s, nil
+}
+
+// cancelScopes cancels all scopes. The lock must be held.
+func (l *Leases) cancelScopes(why error) {
+	for s := range l.scopes {
+		s.end(why)
+	}
+	clear(l.scopes)
+}
+
+func (s *Scope) end(why error) { s.cancel(&Error{ErrLost, s.resource, s.fence, why}) }
+
+// lost returns an error if the scope has ended.
+func (s *Scope) lost() error {
+	cause := context.Cause(s.ctx)
+	if known := (*Error)(nil); cause == nil || errors.As(cause, &known) {
+		return cause
+	}
+	return &Error{ErrLost, s.resource, s.fence, cause}
+}
+
+// Name returns the name of what the scope is about: the lease, or the partition as "group/7".
+func (s *Scope) Name() string { return s.resource }
+
+// Fence returns the fencing token, which grows with each grant of the name.
+func (s *Scope) Fence() int64 { return s.fence }
+
+// Session returns the uuid of the session that holds the lease. Keep it private.
+func (s *Scope) Session() string { return s.session }
+
+// Context is cancelled when the scope ends; context.Cause then returns an [Error].
+func (s *Scope) Context() context.Context { return s.ctx }
+
+// Trusted tells whether the scope has not ended.
+func (s *Scope) Trusted() bool { return s.ctx.Err() == nil }
+
+// News waits for the first news since the scope began or News last returned: an event in the table of [WithWatch], or any
+// change of the session. So a loop may read until it finds nothing, then call News, and misses nothing. It returns an
+// error when the scope has ended.
+func (s *Scope) News(ctx context.Context) error {
+	select {
+	case <-s.news:
+	case <-s.ctx.Done():
+		return s.lost()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	s.leases.mu.Lock()
+	defer s.leases.mu.Unlock()
+	s.news = s.leases.asked
+	return s.lost()
+}
+
+// Tx is what a guard needs of an open transaction. A pgx.Tx is one; [SQL] makes one of a *sql.Tx.
+type Tx interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Rollback(ctx context.Context) error
+}
+
+// Beginner begins a transaction: a *pgx.Conn, a *pgxpool.Pool, or a function of your own in between.
+type Beginner interface {
+	Begin(ctx context.Context) (pgx.Tx, error)
+}
+
+// Guard checks the fence in a transaction of yours. Call it first, before you read what your writes depend on: from then
+// to its end, no other process gets the lease. If you cannot tell afterwards whether COMMIT succeeded, call [Scope.Unsure].
+func (s *Scope) Guard(ctx context.Context, tx Tx) error {
+	var one int
+	return s.check(ctx, tx, &one, `SELECT 1 FROM eskit_lease.fence_check($1::text, $2::bigint)`, s.resource, s.fence)
+}
+
+// check runs a statement about the fence in a transaction.
+func (s *Scope) check(ctx context.Context, tx Tx, answer any, sql string, args ...any) error {
+	if err := s.lost(); err != nil {
+		return err
+	}
+	if pg, ok := tx.(pgx.Tx); ok && pg.Conn().PgConn().TxStatus() == 'I' {
+		return ErrNoTransaction
+	}
+	err := tx.QueryRow(ctx, sql, args...).Scan(answer)
+	if sqlstate(err) == "LF001" { // for good
+		s.cancel(s.judge(err))
+	}
+	return s.judge(err)
+}
+
+// judge says what an error of a transaction means.
+func (s *Scope) judge(err error) error {
+	known := (*Error)(nil)
+	if err == nil || errors.As(err, &known) {
+		return err
+	}
+	switch sqlstate(err) {
+	case "LF003":
+		s.end(err)
+		return &Error{ErrLost, s.resource, s.fence, err}
+	case "LF001", "55P03", "40001":
+		return &Error{ErrRefused, s.resource, s.fence, err}
+	}
+	if s.ctx.Err() != nil {
+		return &Error{ErrLost, s.resource, s.fence, err}
+	}
+	return err
+}
+
+// Transaction begins a transaction, checks the fence, calls work, and commits. An error of work rolls back. What the
+// transaction did is committed if and only if the error is nil; see [ErrUnsure] for the exception.
+func (s *Scope) Transaction(ctx context.Context, db Beginner, work func(tx pgx.Tx) error) error {
+	return s.transact(ctx, db, func(ctx context.Context, tx pgx.Tx) error { return s.Guard(ctx, tx) },
+		func(_ context.Context, tx pgx.Tx) error { return work(tx) })
+}
+
+func (s *Scope) transact(ctx context.Context, db Beginner, steps ...func(context.Context, pgx.Tx) error) error {
+	if err := s.lost(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })()
+	tx, err := db.Begin(ctx)
+	if err != nil {
+		return s.judge(err)
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.leases.ttl/2)
+		defer cancel()
+		_ = tx.Rollback(ctx) // does nothing after a commit
+	}()
+	for _, step := range steps {
+		if err := step(ctx, tx); err != nil {
+			return s.judge(err)
+		}
+	}
+	err = tx.Commit(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case answered(err), pgconn.SafeToRetry(err), errors.Is(err, pgx.ErrTxCommitRollback), errors.Is(err, pgx.ErrTxClosed):
+		return s.judge(err) // it is rolled back
+	}
+	return s.unsure(err)
+}
+
+// Unsure reports that a transaction of this scope may still commit. It ends the scope, so that the next one has a new
+// fence, which is granted only once that transaction has ended.
+func (s *Scope) Unsure() { _ = s.unsure(nil) }
+
+func (s *Scope) unsure(err error) error {
+	err = &Error{ErrUnsure, s.resource, s.fence, err}
+	s.cancel(err)
+	return err
+}
+
+// within waits for a time, or until the scope has ended.
+func (s *Scope) within(pause time.Duration) {
+	select {
+	case <-time.After(pause):
+	case <-s.ctx.Done():
+	}
+}

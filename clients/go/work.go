@@ -1,0 +1,177 @@
+package lease
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Item is a work item that this process has claimed.
+type Item struct {
+	ID      int64
+	Key     string // empty without one
+	Payload json.RawMessage
+	Attempt int // from 1
+	Fence   int64
+}
+
+// Decode decodes the payload.
+func (i Item) Decode(into any) error { return json.Unmarshal(i.Payload, into) }
+
+// Handler handles an item. What it does by tx is committed together with the end of the item. If it fails, the
+// transaction is rolled back, and the item is tried again as its queue says. ctx is cancelled when the trust in the
+// session ends.
+type Handler func(ctx context.Context, tx pgx.Tx, item Item) error
+
+// Work claims items of a queue, and handles as many at once as concurrency says, each in a transaction on a connection
+// from db.
+//
+// Work returns when ctx is done or the keeper drains, and the handlers that have begun have ended; or with the server's
+// error. After a drain it returns nil.
+func (l *Leases) Work(ctx context.Context, queue string, concurrency int, db Beginner, handle Handler) error {
+	if concurrency < 1 {
+		return fmt.Errorf("lease: a concurrency of %d", concurrency)
+	}
+	end, err := l.begin()
+	if err != nil {
+		return err
+	}
+	defer end()
+	endTurn, err := l.turn(ctx, "queue "+queue, true) // else one would give back what the other has just claimed
+	if err != nil {
+		return err
+	}
+	defer endTurn()
+	w := &worker{l: l, queue: queue, db: db, handle: handle, busy: map[claim]bool{}, ended: make(chan claim)}
+	defer func() {
+		for len(w.busy) > 0 {
+			delete(w.busy, <-w.ended)
+		}
+	}()
+	var news <-chan struct{} // since before the last claim, if it got fewer items than it asked for
+	for {
+		session, asked, err := l.ready(ctx)
+		if errors.Is(err, ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var again <-chan time.Time
+		if free := concurrency - len(w.busy); free > 0 && news == nil {
+			begun, err := w.claim(ctx, session, free)
+			switch {
+			case err == nil && begun < free, errors.Is(err, ErrLost):
+				news = asked
+			case err != nil && answered(err) && !slices.Contains([]string{"55000", "55P03", "57014"}, sqlstate(err)):
+				return err
+			case err != nil:
+				again = time.After(min(time.Second, l.ttl/6))
+			}
+		}
+		select {
+		case <-news:
+			news = nil
+		case <-again:
+		case c := <-w.ended:
+			delete(w.busy, c)
+		case <-ctx.Done():
+		}
+	}
+}
+
+type claim struct{ id, fence int64 }
+
+// worker is a call of Work.
+type worker struct {
+	l      *Leases
+	queue  string
+	db     Beginner
+	handle Handler
+	busy   map[claim]bool // items that have a handler
+	ended  chan claim
+	unsure string // a session that may have claimed items in a call whose answer was lost
+}
+
+// claim claims items, and begins to handle them. It returns how many.
+func (w *worker) claim(ctx context.Context, session string, free int) (begun int, err error) {
+	if w.unsure == session {
+		if err := w.unclaimStray(session); err != nil {
+			return 0, err
+		}
+	}
+	w.unsure = ""
+	rows, err := try[struct {
+		ID      int64
+		Key     *string
+		Payload []byte
+		Attempt int
+		Fence   int64
+	}](w.l.life, w.l, session, `SELECT id, key, payload, attempt, fence FROM eskit_lease.item_claim($1::text, $2::uuid, $3::int)`,
+		w.queue, session, min(free, 1000))
+	if err != nil && !answered(err) {
+		w.unsure = session
+	}
+	for _, row := range rows {
+		item := Item{row.ID, or(row.Key), row.Payload, row.Attempt, row.Fence}
+		w.busy[claim{item.ID, item.Fence}] = true
+		go w.run(ctx, session, item)
+	}
+	return len(rows), err
+}
+
+// unclaimStray gives items back that the session has claimed, and that no handler has.
+func (w *worker) unclaimStray(session string) error {
+	rows, err := try[struct{ ID, Fence int64 }](w.l.life, w.l, session, `SELECT id, fence FROM eskit_lease.items
+		WHERE queue = $1::text AND session = $2::uuid AND state = 'claimed'`, w.queue, session)
+	for _, row := range rows {
+		if !w.busy[claim{row.ID, row.Fence}] && err == nil {
+			err = w.unclaim(session, row.ID, row.Fence)
+		}
+	}
+	return err
+}
+
+func (w *worker) unclaim(session string, id, fence int64) error {
+	_, err := query[struct{ Items int }](w.l.life, w.l, session,
+		`SELECT eskit_lease.item_unclaim(ARRAY[$1::bigint], $2::bigint) AS items`, id, fence)
+	return err
+}
+
+// run handles an item. A handler that has begun may finish, whatever becomes of the context of Work.
+func (w *worker) run(ctx context.Context, session string, item Item) {
+	defer func() { w.ended <- claim{item.ID, item.Fence} }()
+	begun := false
+	s, err := w.l.newScope(context.WithoutCancel(ctx), fmt.Sprintf("%s/%d", w.queue, item.ID), item.Fence, session)
+	if err == nil {
+		defer s.cancel(nil)
+		err = s.transact(s.ctx, w.db, func(ctx context.Context, tx pgx.Tx) error {
+			begun = true
+			return w.handle(ctx, tx, item)
+		}, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT eskit_lease.item_done(ARRAY[$1::bigint], $2::bigint)`, item.ID, item.Fence)
+			return err
+		})
+	}
+	switch {
+	case err == nil:
+		return
+	case begun: // LF001 says that the item was done: its COMMIT had no answer
+		_, err = query[done](w.l.life, w.l, session, `SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3::text) AS done`,
+			item.ID, item.Fence, err.Error())
+	default:
+		w.l.complainUnlessOver("no transaction for an item", err)
+		if s != nil {
+			s.within(time.Second)
+		}
+		err = w.unclaim(session, item.ID, item.Fence)
+	}
+	if sqlstate(err) != "LF001" {
+		w.l.complainUnlessOver("an item was not given back", err)
+	}
+}
