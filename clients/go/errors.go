@@ -25,7 +25,7 @@ var (
 // Error tells what became of a scope or of a transaction.
 type Error struct {
 	Kind     error  // ErrLost, ErrRefused or ErrUnsure
-	Resource string // the lease, the partition ("group/7"), the item ("queue/7") or the run-once key
+	Resource string // the name of the lease, the group, the item ("queue/7") or the run-once key
 	Fence    int64
 	Err      error // of the driver, or a context's; may be nil
 }

@@ -122,7 +122,7 @@ func (m *member) look(ctx context.Context, session string) (again <-chan time.Ti
 		if m.tasks[number] != nil {
 			continue
 		}
-		scope, err := m.l.newScope(ctx, fmt.Sprintf("%s/%d", m.group, number), fence, session)
+		scope, err := m.l.newScope(ctx, m.group, fence, session)
 		if err != nil {
 			continue // the trust has ended: its return asks again
 		}
@@ -136,7 +136,7 @@ func (m *member) look(ctx context.Context, session string) (again <-chan time.Ti
 func (m *member) run(ctx context.Context, p *Partition, pause time.Duration) {
 	err := m.work(p.ctx, p)
 	if p.Trusted() && !errors.Is(err, ErrRefused) {
-		m.l.complain(fmt.Sprintf("the work of partition %s ended", p.resource), err)
+		m.l.complain(fmt.Sprintf("the work of partition %d of %s ended", p.Number, m.group), err)
 		p.failed = true
 		p.within(pause)
 	}

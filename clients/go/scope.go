@@ -60,7 +60,7 @@ func (s *Scope) lost() error {
 	return &Error{ErrLost, s.resource, s.fence, cause}
 }
 
-// Name returns the name of what the scope is about: the lease, or the partition as "group/7".
+// Name returns the name of the lease, or of the group.
 func (s *Scope) Name() string { return s.resource }
 
 // Fence returns the fencing token, which grows with each grant of the name.
