@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,16 +40,11 @@ func (p *Partition) Commit(ctx context.Context, tx Tx, position, expected int64)
 // Join returns when ctx is done or the keeper drains, and all work has ended; or with the server's error. After a drain it
 // returns nil.
 func (l *Leases) Join(ctx context.Context, group string, work func(context.Context, *Partition) error) error {
-	end, err := l.begin()
+	end, err := l.begin(ctx, "group "+group, true)
 	if err != nil {
 		return err
 	}
 	defer end()
-	endTurn, err := l.turn(ctx, "group "+group, true)
-	if err != nil {
-		return err
-	}
-	defer endTurn()
 	m := &member{l: l, group: group, work: work, tasks: map[int]*Partition{}, pauses: map[int]time.Duration{},
 		ended: make(chan *Partition)}
 	for {
@@ -81,24 +77,22 @@ type member struct {
 	ended   chan *Partition
 }
 
+type assigned struct {
+	Partition int
+	Fence     int64
+}
+
 // look joins with a new session, and starts and cancels tasks as the assignment says. If the session can have none for
 // now, it returns when to look again.
 func (m *member) look(ctx context.Context, session string) (again <-chan time.Time, err error) {
 	if m.session != session {
-		_, err = query[struct{ Generation int64 }](m.l.life, m.l, session,
-			`SELECT eskit_lease.group_join($1::text, $2::uuid) AS generation`, m.group, session)
+		err = m.l.exec(session, `SELECT eskit_lease.group_join($1::text, $2::uuid)`, m.group, session)
 		m.session = session
 	}
-	var rows []struct {
-		Partition int
-		Fence     int64
-	}
+	var rows []assigned
 	if err == nil {
-		rows, err = query[struct {
-			Partition int
-			Fence     int64
-		}](m.l.life, m.l, session, `SELECT partition, fence FROM eskit_lease.group_assignment($1::text, $2::uuid)
-			WHERE state = 'owned'`, m.group, session)
+		rows, err = query[assigned](m.l.life, m.l, session, `SELECT partition, fence
+			FROM eskit_lease.group_assignment($1::text, $2::uuid) WHERE state = 'owned'`, m.group, session)
 	}
 	switch {
 	case errors.Is(err, ErrLost):
@@ -136,15 +130,14 @@ func (m *member) look(ctx context.Context, session string) (again <-chan time.Ti
 func (m *member) run(ctx context.Context, p *Partition, pause time.Duration) {
 	err := m.work(p.ctx, p)
 	if p.Trusted() && !errors.Is(err, ErrRefused) {
-		m.l.complain(fmt.Sprintf("the work of partition %d of %s ended", p.Number, m.group), err)
+		m.l.complain(fmt.Sprintf("the work of partition %d of %s ended", p.Number, m.group), cmp.Or(err, errors.New("it returned")))
 		p.failed = true
-		p.within(pause)
+		p.pause(pause)
 	}
 	p.cancel(nil)
 	if ctx.Err() == nil { // else leave does it
-		_, err = query[done](m.l.life, m.l, p.session, `SELECT eskit_lease.group_release($1::text, $2::int, $3::bigint) AS done`,
-			m.group, p.Number, p.fence)
-		m.l.complainUnlessOver("a partition was not released", err)
+		err = m.l.exec(p.session, `SELECT eskit_lease.group_release($1::text, $2::int, $3::bigint)`, m.group, p.Number, p.fence)
+		m.l.complain("a partition was not released", err)
 	}
 	m.ended <- p
 }
@@ -167,9 +160,8 @@ func (m *member) leave(why error) error {
 		m.end(<-m.ended)
 	}
 	if m.session != "" {
-		_, err := query[done](m.l.life, m.l, m.session, `SELECT eskit_lease.group_leave($1::text, $2::uuid) AS done`,
-			m.group, m.session)
-		m.l.complainUnlessOver("the group was not left", err)
+		err := m.l.exec(m.session, `SELECT eskit_lease.group_leave($1::text, $2::uuid)`, m.group, m.session)
+		m.l.complain("the group was not left", err)
 	}
 	if errors.Is(why, ErrClosed) {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"eskit.dev/lease/internal/core"
 )
 
-// line is the keeper's connection, or the try to make it. It is given up by ending its context.
+// line is the keeper's connection, or the try to make it. To give it up is to end its context.
 type line struct {
 	ctx     context.Context
 	giveUp  context.CancelFunc
@@ -21,22 +21,28 @@ type line struct {
 
 func (l *Leases) now() time.Duration { return time.Since(l.begun) }
 
-// step tells the core an event, does what it decides, and sets the timer for the next tick. It never waits for the
-// network, so nothing there can hold up a cancellation.
+// step tells the core an event, does what it decides, and sets the timer for the next tick. It never waits, neither for
+// the network nor for a logger: nothing holds up a cancellation.
 func (l *Leases) step(event func(now time.Duration) []core.Action) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, action := range event(l.now()) {
 		l.do(action)
 	}
+	l.timer.Stop()
 	if at, due := l.core.Deadline(); due {
 		l.timer.Reset(at - l.now())
-	} else {
-		l.timer.Stop()
 	}
 	if state := l.core.State(l.now()); state != l.state {
 		l.state = state
-		l.tell(state)
+		level := slog.LevelInfo
+		if state == Doubting || state == Lost {
+			level = slog.LevelWarn
+		}
+		l.afterwards(func() {
+			l.log.Log(context.Background(), level, "eskit_lease: "+string(state), "consumer", l.name)
+			l.hook(state)
+		})
 	}
 }
 
@@ -58,97 +64,93 @@ func (l *Leases) do(action core.Action) {
 		close(l.asked)
 		l.asked = make(chan struct{})
 	case core.Warn:
-		l.warn(action.Why, nil)
+		if action.Why == "taken" {
+			l.warn("another process has ended the session, which was trusted", nil)
+		} else {
+			l.warn("a call failed", l.problem)
+		}
 	}
 }
 
-// keep is the life of one connection.
+// keep is the life of one connection: it makes the connection, then one call after another.
 func (l *Leases) keep(line *line) {
-	l.line.Lock() // until the one before is closed
+	l.line.Lock() // until the connection before is closed
 	defer l.line.Unlock()
-	conn, err := l.dial(line.ctx)
+	ctx, cancel := context.WithTimeout(line.ctx, l.ttl/2)
+	conn, err := l.connect(ctx)
+	cancel()
 	if err != nil {
-		l.lost(line, err)
+		l.happen(line, err, l.core.Disconnected)
 		return
 	}
 	defer hangUp(conn)
-	l.step(func(now time.Duration) []core.Action {
-		if l.present != line {
-			return nil
-		}
-		return l.core.Connected(now)
-	})
+	l.happen(line, nil, l.core.Connected)
 	for {
 		select {
 		case <-line.ctx.Done():
 			return
 		case action := <-line.calls:
 			answer, err := l.ask(line, conn, action)
-			if err != nil && !answered(err) {
-				l.lost(line, err)
+			switch {
+			case err == nil:
+				l.happen(line, nil, func(now time.Duration) []core.Action {
+					l.told = ""
+					return l.core.Answered(now, answer)
+				})
+			case answered(err):
+				l.happen(line, err, func(now time.Duration) []core.Action { return l.core.Failed(now, sqlstate(err)) })
+			default:
+				l.happen(line, err, l.core.Disconnected)
 				return
 			}
-			l.step(func(now time.Duration) []core.Action {
-				switch {
-				case l.present != line:
-					return nil
-				case err != nil:
-					l.problem = err
-					return l.core.Failed(now, sqlstate(err))
-				}
-				l.told = ""
-				return l.core.Answered(now, answer)
-			})
 		}
 	}
 }
 
-// ask makes one call on the keeper's connection.
+// happen tells the core what happened to a connection, unless it was given up.
+func (l *Leases) happen(line *line, problem error, event func(time.Duration) []core.Action) {
+	l.step(func(now time.Duration) []core.Action {
+		if l.present != line {
+			return nil
+		}
+		l.problem = problem
+		if problem != nil && !answered(problem) {
+			l.present = nil
+			line.giveUp()
+			l.warn("no connection", problem)
+		}
+		return event(now)
+	})
+}
+
+// ask makes a call on the keeper's connection.
 func (l *Leases) ask(line *line, conn *pgx.Conn, action core.Action) (core.Answer, error) {
-	var sql string
-	var args []any
+	sql := `SELECT alive, trust_ms, revision, reason, NULL FROM eskit_lease.session_heartbeat($1::uuid)`
+	args := []any{line.session}
 	switch {
 	case action.Kind == core.Open:
-		sql = `SELECT true AS alive, trust_ms, revision, NULL AS reason, session::text
+		sql = `SELECT true, trust_ms, revision, NULL, session::text
 			FROM eskit_lease.session_open($1::text, $2::interval, takeover => $3::boolean)`
 		args = []any{l.name, l.ttl, action.Takeover}
 	case action.Kind == core.Wait:
-		sql = `SELECT alive, trust_ms, revision, reason, NULL AS session
+		sql = `SELECT alive, trust_ms, revision, reason, NULL
 			FROM eskit_lease.session_wait($1::uuid, $2::bigint, $3::interval)`
-		args = []any{line.session, action.Revision, action.Timeout}
+		args = append(args, action.Revision, action.Timeout)
 	case l.watch != "":
-		sql = `SELECT alive, trust_ms, revision, reason, NULL AS session
-			FROM eskit_lease.session_watch($1::uuid, $2::text::regclass)`
-		args = []any{line.session, l.watch}
-	default:
-		sql = `SELECT alive, trust_ms, revision, reason, NULL AS session FROM eskit_lease.session_heartbeat($1::uuid)`
-		args = []any{line.session}
+		sql = `SELECT alive, trust_ms, revision, reason, NULL FROM eskit_lease.session_watch($1::uuid, $2::text::regclass)`
+		args = append(args, l.watch)
 	}
 	rows, err := rowsOf[struct {
-		Alive             bool
-		TrustMs, Revision *int64
-		Reason, Session   *string
+		Alive           bool
+		Trust, Revision *int64
+		Reason, Session *string
 	}](line.ctx, conn, sql, args)
 	if err != nil {
 		return core.Answer{}, err
 	}
 	row := rows[0]
-	trust := time.Duration(or(row.TrustMs)) * time.Millisecond
-	return core.Answer{Alive: row.Alive, Trust: trust, Revision: or(row.Revision), Reason: or(row.Reason),
+	return core.Answer{Alive: row.Alive, Trust: milliseconds(row.Trust), Revision: or(row.Revision), Reason: or(row.Reason),
 		Session: or(row.Session)}, nil
-}
-
-// lost tells the core that the connection is lost, unless it was given up.
-func (l *Leases) lost(line *line, err error) {
-	l.step(func(now time.Duration) []core.Action {
-		l.problem = err
-		if l.present != line {
-			return nil
-		}
-		l.present = nil
-		l.warn("no connection", err)
-		return l.core.Disconnected(now)
-	})
 }
 
 // heard tells the core what another connection answered to a call for a session.
@@ -161,53 +163,35 @@ func (l *Leases) heard(session string, sent time.Duration, answer core.Answer) {
 	})
 }
 
-// tell logs a new state, and calls the hook.
-func (l *Leases) tell(state State) {
-	level := slog.LevelInfo
-	if state == Doubting || state == Lost {
-		level = slog.LevelWarn
-	}
-	l.afterwards(func() {
-		l.log.Log(context.Background(), level, "eskit_lease: "+string(state), "consumer", l.name)
-		l.hook(state)
-	})
-}
-
-// warn logs a problem, once until a call is answered.
-func (l *Leases) warn(why string, err error) {
-	if why != l.told {
-		l.told = why
-		l.afterwards(func() { l.log.Warn("eskit_lease: "+why, "consumer", l.name, "error", err) })
+// warn logs a problem, unless it was the last one that was logged.
+func (l *Leases) warn(what string, err error) {
+	if told := what + sqlstate(err); told != l.told {
+		l.told = told
+		l.afterwards(func() { l.log.Warn("eskit_lease: "+what, "consumer", l.name, "error", err) })
 	}
 }
 
-// complain logs what went wrong with something that a caller cannot be told.
+// complain logs a failure that no caller can be told, unless the end of the session makes up for it.
 func (l *Leases) complain(what string, err error) {
-	l.log.Warn("eskit_lease: "+what, "consumer", l.name, "error", err)
-}
-
-// complainUnlessOver complains, unless the end of the session does what was asked for.
-func (l *Leases) complainUnlessOver(what string, err error) {
 	if err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrClosed) {
-		l.complain(what, err)
+		l.log.Warn("eskit_lease: "+what, "consumer", l.name, "error", err)
 	}
 }
 
-// afterwards has functions called outside of the lock, one after the other.
+// afterwards calls functions one after the other, outside of the lock.
 func (l *Leases) afterwards(call func()) {
 	l.later = append(l.later, call)
 	if len(l.later) > 1 {
 		return
 	}
 	go func() {
-		for more := true; more; {
-			call()
-			l.mu.Lock()
-			l.later = l.later[1:]
-			if more = len(l.later) > 0; more {
-				call = l.later[0]
-			}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for ; len(l.later) > 0; l.later = l.later[1:] {
+			next := l.later[0]
 			l.mu.Unlock()
+			next()
+			l.mu.Lock()
 		}
 	}()
 }
@@ -219,3 +203,5 @@ func or[T any](p *T) (value T) {
 	}
 	return value
 }
+
+func milliseconds(n *int64) time.Duration { return time.Duration(or(n)) * time.Millisecond }

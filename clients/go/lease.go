@@ -82,47 +82,43 @@ func WithStateHook(hook func(State)) Option { return func(s *settings) { s.hook 
 // Leases is the keeper of one process. It is safe for concurrent use.
 type Leases struct {
 	settings
-	begun    time.Time  // the beginning of the clock
+	begun    time.Time
 	line     sync.Mutex // held while there is a connection of the keeper
 	second   second
-	verbs    sync.WaitGroup
 	life     context.Context // of the calls of the second connection
-	stop     context.CancelFunc
-	draining chan struct{}
+	endLife  context.CancelFunc
+	verbs    sync.WaitGroup
+	draining chan struct{} // closed when no verb may begin any more
 	closed   chan struct{}
 
 	mu      sync.Mutex
 	core    *core.Core
-	state   State
+	state   State // that was told last
 	timer   *time.Timer
 	present *line
-	asked   chan struct{} // closed at each ask, and replaced
-	scopes  map[*Scope]struct{}
+	problem error                    // of the last call or connection
+	told    string                   // the problem that was logged last
+	later   []func()                 // the first one is being called
+	asked   chan struct{}            // closed at each ask, and replaced
 	turns   map[string]chan struct{} // by what is under way; closed at its end
-	ending  bool                     // drains, or is closed: no verb begins
+	scopes  map[*Scope]bool
+	ending  bool // drains, or closes
 	closing bool
-	problem error    // the last one
-	told    string   // the last problem that was logged
-	later   []func() // logs and hooks, which must not hold up a cancellation
 }
 
-// Open starts a keeper, and waits until its first session is trusted. Without that within [WithPatience] it returns the
-// error of the last try. The connection string is pgx's, as a URL or as key=value; "" leaves all to PG* variables.
+// Open starts a keeper, and waits until its first session is trusted. If that takes longer than [WithPatience], it returns
+// the error of the last try. The connection string is pgx's, a URL or key=value; what it does not say, PG* variables do.
 func Open(ctx context.Context, dsn string, options ...Option) (*Leases, error) {
-	host, _ := os.Hostname()
 	l := &Leases{
-		settings: settings{
-			ttl: 30 * time.Second, patience: 30 * time.Second, log: slog.Default(), hook: func(State) {},
-			connect: func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, dsn) },
-		},
-		begun: time.Now(), second: second{turn: make(chan struct{}, 1)}, state: Starting,
-		draining: make(chan struct{}), closed: make(chan struct{}), asked: make(chan struct{}),
-		scopes: map[*Scope]struct{}{}, turns: map[string]chan struct{}{},
+		settings: settings{ttl: 30 * time.Second, patience: 30 * time.Second, log: slog.Default(), hook: func(State) {},
+			connect: func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, dsn) }},
+		begun: time.Now(), second: second{turn: make(chan struct{}, 1)}, state: Starting, scopes: map[*Scope]bool{},
+		draining: make(chan struct{}), closed: make(chan struct{}), asked: make(chan struct{}), turns: map[string]chan struct{}{},
 	}
 	for _, set := range options {
 		set(&l.settings)
 	}
-	switch {
+	switch host, _ := os.Hostname(); {
 	case l.takeover && l.name == "":
 		return nil, errors.New("lease: WithTakeover needs WithName")
 	case l.ttl < 100*time.Millisecond:
@@ -130,7 +126,7 @@ func Open(ctx context.Context, dsn string, options ...Option) (*Leases, error) {
 	case l.name == "":
 		l.name = fmt.Sprintf("%s-%d-%08x", host, os.Getpid(), rand.Uint32())
 	}
-	l.life, l.stop = context.WithCancel(context.Background())
+	l.life, l.endLife = context.WithCancel(context.Background())
 	l.core = core.New(l.ttl, l.takeover, l.watch != "", rand.Float64)
 	l.timer = time.AfterFunc(l.ttl, func() { l.step(l.core.Tick) })
 	l.step(l.core.Start)
@@ -138,8 +134,11 @@ func Open(ctx context.Context, dsn string, options ...Option) (*Leases, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.patience)
 	defer cancel()
 	if _, _, err := l.ready(ctx); err != nil {
+		l.mu.Lock()
+		err = fmt.Errorf("lease: no session: %w", errors.Join(l.problem, err))
+		l.mu.Unlock()
 		l.Close()
-		return nil, fmt.Errorf("lease: no session: %w", errors.Join(l.problem, err))
+		return nil, err
 	}
 	return l, nil
 }
@@ -158,32 +157,33 @@ func (l *Leases) Session() string {
 	return l.core.Session
 }
 
-// Draining is closed when the keeper begins to drain: finish what you have begun, and end your scope.
+// Draining is closed when the keeper begins to drain: finish what you have in hand, and release.
 func (l *Leases) Draining() <-chan struct{} { return l.draining }
 
-// Drain begins nothing new, and waits until what has begun has ended. Once ctx is done it cancels the rest. Then it
+// Drain lets nothing new begin, and waits until what has begun has ended. Once ctx is done it cancels the rest. Then it
 // closes the keeper.
 func (l *Leases) Drain(ctx context.Context) {
-	session := l.endBegins()
-	go query[done](l.life, l, session, `SELECT eskit_lease.session_drain($1::uuid) AS done`, session)
+	if session := l.noMore(); session != "" {
+		go func() {
+			l.complain("not drained", l.exec(session, `SELECT eskit_lease.session_drain($1::uuid)`, session))
+		}()
+	}
 	select {
 	case <-l.verbsEnd():
 	case <-ctx.Done():
-	case <-l.closed:
 	}
 	l.Close()
 }
 
-// DrainOn drains at the first of the signals, with a time limit for what has begun. The next one has its usual effect.
+// DrainOn drains at the first of these signals, with a time limit for what has begun. The next one has its usual effect.
 func (l *Leases) DrainOn(limit time.Duration, signals ...os.Signal) {
-	caught := make(chan os.Signal, 1)
-	signal.Notify(caught, signals...)
+	caught, stop := signal.NotifyContext(context.Background(), signals...)
 	go func() {
-		defer signal.Stop(caught)
+		defer stop()
 		select {
 		case <-l.closed:
-		case <-caught:
-			signal.Stop(caught)
+		case <-caught.Done():
+			stop()
 			ctx, cancel := context.WithTimeout(context.Background(), limit)
 			defer cancel()
 			l.Drain(ctx)
@@ -191,21 +191,20 @@ func (l *Leases) DrainOn(limit time.Duration, signals ...os.Signal) {
 	}()
 }
 
-// Close cancels all scopes, waits for their work, but no longer than half of the TTL, and closes the session, which
+// Close cancels all scopes, waits for their work, but not longer than half of the TTL, and closes the session, which
 // releases what is left. If no connection can be had, the session ends with its TTL. Close returns within a TTL.
 func (l *Leases) Close() {
-	session := l.endBegins()
+	session := l.noMore()
 	l.mu.Lock()
-	first := !l.closing
+	again := l.closing
 	l.closing = true
-	l.cancelScopes(errors.New("the keeper was closed"))
+	l.cancelScopes(ErrClosed)
 	l.mu.Unlock()
-	if !first {
+	if again {
 		<-l.closed
 		return
 	}
-	limit := time.AfterFunc(l.ttl/2, l.stop)
-	defer limit.Stop()
+	time.AfterFunc(l.ttl/2, l.endLife)
 	select {
 	case <-l.verbsEnd():
 	case <-l.life.Done():
@@ -213,16 +212,23 @@ func (l *Leases) Close() {
 	if session != "" {
 		ctx, cancel := context.WithTimeout(context.Background(), l.ttl/2)
 		defer cancel()
-		_, _ = query[done](ctx, l, session, `SELECT eskit_lease.session_close($1::uuid) AS done`, session)
+		_, err := query[struct{ Closed bool }](ctx, l, session, `SELECT eskit_lease.session_close($1::uuid)`, session)
+		l.complain("the session was not closed", err)
 	}
-	l.step(l.core.Close)
-	l.stop()
+	l.endLife()
+	l.step(func(now time.Duration) []core.Action {
+		actions := l.core.Close(now)
+		if l.present != nil && len(actions) == 0 { // is still being made
+			l.present.giveUp()
+		}
+		return actions
+	})
 	l.second.hangUp()
 	close(l.closed)
 }
 
-// endBegins lets no verb begin from now on, and wakes those that wait. It returns the session.
-func (l *Leases) endBegins() (session string) {
+// noMore lets no verb begin from now on, and wakes those that wait. It returns the session.
+func (l *Leases) noMore() (session string) {
 	l.step(func(now time.Duration) []core.Action {
 		session = l.core.Session
 		if l.ending {
@@ -235,61 +241,57 @@ func (l *Leases) endBegins() (session string) {
 	return session
 }
 
-// verbsEnd returns a channel that is closed when no verb is under way. No verb may begin any more.
+// verbsEnd returns a channel that is closed once no verb is under way. No verb may begin any more.
 func (l *Leases) verbsEnd() <-chan struct{} {
 	end := make(chan struct{})
-	go func() { l.verbs.Wait(); close(end) }()
+	go func() {
+		l.verbs.Wait()
+		close(end)
+	}()
 	return end
 }
 
-// begin lets a verb begin, unless the keeper is not open. The verb must call the function that it returns.
-func (l *Leases) begin() (end func(), err error) {
+// begin waits until nothing else in this process is under way for a key, as the server would give it the same fence. If
+// it would have to wait and must not, `end` is nil.
+func (l *Leases) begin(ctx context.Context, key string, wait bool) (end func(), err error) {
 	if l == nil || l.core == nil {
 		return nil, ErrClosed
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ending {
-		return nil, ErrClosed
-	}
-	l.verbs.Add(1)
-	return l.verbs.Done, nil
-}
-
-// turn waits until nothing else in this process is under way for a key: sessions get the same fence again.
-func (l *Leases) turn(ctx context.Context, key string, wait bool) (end func(), err error) {
 	for {
 		l.mu.Lock()
-		before, taken := l.turns[key]
-		if !taken {
+		before, ending := l.turns[key], l.ending
+		if !ending && before == nil {
+			l.verbs.Add(1)
 			l.turns[key] = make(chan struct{})
 		}
 		l.mu.Unlock()
-		if !taken {
-			return func() { l.endTurn(key) }, nil
-		}
-		if !wait {
+		switch {
+		case ending:
+			return nil, ErrClosed
+		case before == nil:
+			return func() { l.finish(key) }, nil
+		case !wait:
 			return nil, nil
 		}
 		select {
 		case <-before:
 		case <-l.draining:
-			return nil, ErrClosed
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
 	}
 }
 
-func (l *Leases) endTurn(key string) {
+func (l *Leases) finish(key string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	close(l.turns[key])
 	delete(l.turns, key)
+	l.verbs.Done()
 }
 
-// ready waits until the session is trusted. It returns the session, and a channel that the next ask will close: whoever
-// takes it before a question misses no news.
+// ready waits until the session is trusted. It returns the session, and a channel that is closed at the next ask: as it
+// is taken before the caller's question, no news is missed in between.
 func (l *Leases) ready(ctx context.Context) (session string, asked <-chan struct{}, err error) {
 	for {
 		l.mu.Lock()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 )
 
@@ -32,16 +31,11 @@ const (
 // If the function fails, the key is failed, and Once returns its error.
 func (l *Leases) Once(ctx context.Context, key string, work func(ctx context.Context, fence int64) (any, error),
 	options ...OnceOption) (Outcome, error) {
-	end, err := l.begin()
+	end, err := l.begin(ctx, "once "+key, true)
 	if err != nil {
 		return Outcome{}, err
 	}
 	defer end()
-	endTurn, err := l.turn(ctx, "once "+key, true)
-	if err != nil {
-		return Outcome{}, err
-	}
-	defer endTurn()
 	for {
 		session, asked, err := l.ready(ctx)
 		if err != nil {
@@ -82,13 +76,12 @@ func (l *Leases) execute(ctx context.Context, key, session string, fence int64, 
 		text, err = json.Marshal(value)
 	}
 	if err != nil {
-		_, failed := query[done](l.life, l, session,
-			`SELECT eskit_lease.execution_fail($1::text, $2::bigint, $3::text, $4::boolean) AS done`, key, fence, err.Error(), retry)
-		l.complainUnlessOver(fmt.Sprintf("the key %q was not failed", key), failed)
+		failed := l.exec(session, `SELECT eskit_lease.execution_fail($1::text, $2::bigint, $3::text, $4::boolean)`,
+			key, fence, err.Error(), retry)
+		l.complain("a run-once key was not failed", failed)
 		return Outcome{First: true, State: "failed"}, err
 	}
-	_, err = query[done](l.life, l, session, `SELECT eskit_lease.execution_finish($1::text, $2::bigint, $3::jsonb) AS done`,
-		key, fence, string(text))
+	err = l.exec(session, `SELECT eskit_lease.execution_finish($1::text, $2::bigint, $3::jsonb)`, key, fence, string(text))
 	if err != nil {
 		return Outcome{First: true, State: "in_doubt"}, s.judge(err)
 	}

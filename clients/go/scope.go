@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -32,7 +33,7 @@ func (l *Leases) newScope(ctx context.Context, resource string, fence int64, ses
 		return nil, s.lost()
 	}
 	s.news = l.asked
-	l.scopes[s] = struct{}{}
+	l.scopes[s] = true
 	context.AfterFunc(s.ctx, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -54,7 +55,7 @@ func (s *Scope) end(why error) { s.cancel(&Error{ErrLost, s.resource, s.fence, w
 // lost returns an error if the scope has ended.
 func (s *Scope) lost() error {
 	cause := context.Cause(s.ctx)
-	if known := (*Error)(nil); cause == nil || errors.As(cause, &known) {
+	if cause == nil || errors.Is(cause, ErrLost) {
 		return cause
 	}
 	return &Error{ErrLost, s.resource, s.fence, cause}
@@ -79,17 +80,18 @@ func (s *Scope) Trusted() bool { return s.ctx.Err() == nil }
 // change of the session. So a loop may read until it finds nothing, then call News, and misses nothing. It returns an
 // error when the scope has ended.
 func (s *Scope) News(ctx context.Context) error {
-	select {
-	case <-s.news:
-	case <-s.ctx.Done():
-		return s.lost()
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 	s.leases.mu.Lock()
 	defer s.leases.mu.Unlock()
+	news := s.news
+	s.leases.mu.Unlock()
+	select {
+	case <-news:
+	case <-s.ctx.Done():
+	case <-ctx.Done():
+	}
+	s.leases.mu.Lock()
 	s.news = s.leases.asked
-	return s.lost()
+	return cmp.Or(s.lost(), context.Cause(ctx))
 }
 
 // Tx is what a guard needs of an open transaction. A pgx.Tx is one; [SQL] makes one of a *sql.Tx.
@@ -115,12 +117,12 @@ func (s *Scope) check(ctx context.Context, tx Tx, answer any, sql string, args .
 	if err := s.lost(); err != nil {
 		return err
 	}
-	if pg, ok := tx.(pgx.Tx); ok && pg.Conn().PgConn().TxStatus() == 'I' {
+	if pg, ok := tx.(pgx.Tx); ok && pg.Conn() != nil && pg.Conn().PgConn().TxStatus() == 'I' {
 		return ErrNoTransaction
 	}
 	err := tx.QueryRow(ctx, sql, args...).Scan(answer)
 	if sqlstate(err) == "LF001" { // for good
-		s.cancel(s.judge(err))
+		s.end(err)
 	}
 	return s.judge(err)
 }
@@ -128,15 +130,13 @@ func (s *Scope) check(ctx context.Context, tx Tx, answer any, sql string, args .
 // judge says what an error of a transaction means.
 func (s *Scope) judge(err error) error {
 	known := (*Error)(nil)
-	if err == nil || errors.As(err, &known) {
+	switch code := sqlstate(err); {
+	case err == nil || errors.As(err, &known):
 		return err
-	}
-	switch sqlstate(err) {
-	case "LF003":
-		s.end(err)
-		return &Error{ErrLost, s.resource, s.fence, err}
-	case "LF001", "55P03", "40001":
+	case code == "LF001" || code == "55P03" || code == "40001":
 		return &Error{ErrRefused, s.resource, s.fence, err}
+	case code == "LF003":
+		s.end(err)
 	}
 	if s.ctx.Err() != nil {
 		return &Error{ErrLost, s.resource, s.fence, err}
@@ -188,12 +188,12 @@ func (s *Scope) Unsure() { _ = s.unsure(nil) }
 
 func (s *Scope) unsure(err error) error {
 	err = &Error{ErrUnsure, s.resource, s.fence, err}
-	s.cancel(err)
+	s.end(err)
 	return err
 }
 
-// within waits for a time, or until the scope has ended.
-func (s *Scope) within(pause time.Duration) {
+// pause waits for a time, or until the scope has ended.
+func (s *Scope) pause(pause time.Duration) {
 	select {
 	case <-time.After(pause):
 	case <-s.ctx.Done():

@@ -10,28 +10,24 @@ import (
 	"eskit.dev/lease/internal/core"
 )
 
-const idle = 10 * time.Second // after which the second connection is closed
-
-// second is the connection of all calls but heartbeats and waits, one at a time.
+// second is the connection for all calls but heartbeats and waits. It makes one call at a time.
 type second struct {
 	turn   chan struct{} // full while a call is under way
 	conn   *pgx.Conn
 	closer *time.Timer
 }
 
-// done is the row of a function that answers a boolean.
-type done struct{ Done bool }
+const idle = 10 * time.Second // after which the second connection is closed
 
-// query makes a call for a session until the server answers it. It gives up, with ErrLost, once the session is known to
-// have ended; or with ErrClosed when ctx is done. So the call must be one that may be repeated.
+// query repeats a call for a session until the server answers it: the call must be one that may be repeated. It returns
+// ErrLost once the session is known to have ended, and ErrClosed when ctx is done.
 func query[T any](ctx context.Context, l *Leases, session, sql string, args ...any) ([]T, error) {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		if l.Session() != session {
 			return nil, ErrLost
 		}
 		rows, err := try[T](ctx, l, session, sql, args...)
-		code := sqlstate(err)
-		if err == nil || answered(err) && code != "55P03" && code != "57014" {
+		if err == nil || answered(err) && !isBrief(err) {
 			return rows, err
 		}
 		select {
@@ -42,35 +38,42 @@ func query[T any](ctx context.Context, l *Leases, session, sql string, args ...a
 	}
 }
 
-// try makes a call for a session once.
-func try[T any](ctx context.Context, l *Leases, session, sql string, args ...any) ([]T, error) {
+// exec repeats the call of a function, whose answer does not matter, until the server answers it.
+func (l *Leases) exec(session, sql string, args ...any) error {
+	_, err := query[struct{ Answer any }](l.life, l, session, sql, args...)
+	return err
+}
+
+// isBrief tells whether the server refused a call only for now.
+func isBrief(err error) bool { return sqlstate(err) == "55P03" || sqlstate(err) == "57014" }
+
+// try makes a call for a session once, and returns its rows by the position of their columns.
+func try[T any](ctx context.Context, l *Leases, session, sql string, args ...any) (rows []T, err error) {
 	select {
 	case l.second.turn <- struct{}{}:
 	case <-ctx.Done():
 		return nil, ErrClosed
 	}
 	defer func() { <-l.second.turn }()
-	ctx, cancel := context.WithTimeout(ctx, l.ttl/2)
-	defer cancel()
 	if l.second.closer != nil {
 		l.second.closer.Stop()
 	}
+	ctx, cancel := context.WithTimeout(ctx, l.ttl/2)
+	defer cancel()
 	if l.second.conn == nil {
-		conn, err := l.dial(ctx)
-		if err != nil {
+		if l.second.conn, err = l.connect(ctx); err != nil {
 			return nil, err
 		}
-		l.second.conn = conn
 	}
 	sent := l.now()
-	rows, err := rowsOf[T](ctx, l.second.conn, sql, args)
+	rows, err = rowsOf[T](ctx, l.second.conn, sql, args)
 	switch {
 	case err != nil && !answered(err):
 		hangUp(l.second.conn)
 		l.second.conn = nil
 		return nil, err
 	case sqlstate(err) == "LF003":
-		l.heard(session, sent, core.Answer{})
+		l.heard(session, sent, core.Answer{Alive: false})
 		err = errors.Join(ErrLost, err)
 	}
 	l.second.closer = time.AfterFunc(idle, l.second.hangUp)
@@ -90,26 +93,19 @@ func (s *second) hangUp() {
 	}
 }
 
-// dial connects, within half of the TTL.
-func (l *Leases) dial(ctx context.Context) (*pgx.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, l.ttl/2)
-	defer cancel()
-	return l.connect(ctx)
-}
-
-// hangUp closes a connection at once: politely, if it is still good and its buffer takes the farewell.
+// hangUp closes a connection at once: politely, if it is still good.
 func hangUp(conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	_ = conn.Close(ctx)
-	_ = conn.PgConn().Conn().Close() // what pgx would close later, after a timeout of its own
+	_ = conn.PgConn().Conn().Close() // pgx keeps a broken one open for up to 15 s, to cancel its statement
 }
 
-// rowsOf runs a statement without a name, as poolers want it.
+// rowsOf runs a statement without preparing it under a name, as poolers need it.
 func rowsOf[T any](ctx context.Context, conn *pgx.Conn, sql string, args []any) ([]T, error) {
 	rows, err := conn.Query(ctx, sql, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByName[T])
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[T])
 }

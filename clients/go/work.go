@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,16 +36,11 @@ func (l *Leases) Work(ctx context.Context, queue string, concurrency int, db Beg
 	if concurrency < 1 {
 		return fmt.Errorf("lease: a concurrency of %d", concurrency)
 	}
-	end, err := l.begin()
+	end, err := l.begin(ctx, "queue "+queue, true)
 	if err != nil {
 		return err
 	}
 	defer end()
-	endTurn, err := l.turn(ctx, "queue "+queue, true) // else one would give back what the other has just claimed
-	if err != nil {
-		return err
-	}
-	defer endTurn()
 	w := &worker{l: l, queue: queue, db: db, handle: handle, busy: map[claim]bool{}, ended: make(chan claim)}
 	defer func() {
 		for len(w.busy) > 0 {
@@ -68,7 +62,7 @@ func (l *Leases) Work(ctx context.Context, queue string, concurrency int, db Beg
 			switch {
 			case err == nil && begun < free, errors.Is(err, ErrLost):
 				news = asked
-			case err != nil && answered(err) && !slices.Contains([]string{"55000", "55P03", "57014"}, sqlstate(err)):
+			case err != nil && answered(err) && !isBrief(err) && sqlstate(err) != "55000":
 				return err
 			case err != nil:
 				again = time.After(min(time.Second, l.ttl/6))
@@ -138,9 +132,7 @@ func (w *worker) unclaimStray(session string) error {
 }
 
 func (w *worker) unclaim(session string, id, fence int64) error {
-	_, err := query[struct{ Items int }](w.l.life, w.l, session,
-		`SELECT eskit_lease.item_unclaim(ARRAY[$1::bigint], $2::bigint) AS items`, id, fence)
-	return err
+	return w.l.exec(session, `SELECT eskit_lease.item_unclaim(ARRAY[$1::bigint], $2::bigint)`, id, fence)
 }
 
 // run handles an item. A handler that has begun may finish, whatever becomes of the context of Work.
@@ -150,7 +142,7 @@ func (w *worker) run(ctx context.Context, session string, item Item) {
 	s, err := w.l.newScope(context.WithoutCancel(ctx), fmt.Sprintf("%s/%d", w.queue, item.ID), item.Fence, session)
 	if err == nil {
 		defer s.cancel(nil)
-		err = s.transact(s.ctx, w.db, func(ctx context.Context, tx pgx.Tx) error {
+		err = s.transact(s.ctx, until{w.db, ctx}, func(ctx context.Context, tx pgx.Tx) error {
 			begun = true
 			return w.handle(ctx, tx, item)
 		}, func(ctx context.Context, tx pgx.Tx) error {
@@ -161,17 +153,29 @@ func (w *worker) run(ctx context.Context, session string, item Item) {
 	switch {
 	case err == nil:
 		return
-	case begun: // LF001 says that the item was done: its COMMIT had no answer
-		_, err = query[done](w.l.life, w.l, session, `SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3::text) AS done`,
-			item.ID, item.Fence, err.Error())
+	case begun: // after an unknown commit, too: then LF001 says that the item was done
+		err = w.l.exec(session, `SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3::text)`, item.ID, item.Fence, err.Error())
 	default:
-		w.l.complainUnlessOver("no transaction for an item", err)
-		if s != nil {
-			s.within(time.Second)
+		if s != nil && ctx.Err() == nil {
+			w.l.complain("no transaction for an item", err)
+			s.pause(time.Second)
 		}
 		err = w.unclaim(session, item.ID, item.Fence)
 	}
 	if sqlstate(err) != "LF001" {
-		w.l.complainUnlessOver("an item was not given back", err)
+		w.l.complain("an item was not given back", err)
 	}
+}
+
+// until begins no transaction after its context.
+type until struct {
+	db  Beginner
+	ctx context.Context
+}
+
+func (u until) Begin(ctx context.Context) (pgx.Tx, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(u.ctx, cancel)()
+	return u.db.Begin(ctx)
 }

@@ -77,7 +77,7 @@ type Core struct {
 	Revision     int64
 	TrustedUntil time.Duration
 
-	started, connected, draining, closed bool
+	connected, draining, closed bool
 
 	call         *call         // under way
 	heard        time.Duration // when the newest call that was answered was made
@@ -118,7 +118,7 @@ func (c *Core) State(now time.Duration) State {
 
 // Deadline returns when the next Tick is due, and whether one is.
 func (c *Core) Deadline() (at time.Duration, due bool) {
-	if c.closed || !c.started {
+	if c.closed {
 		return 0, false
 	}
 	at = always
@@ -137,10 +137,7 @@ func (c *Core) Deadline() (at time.Duration, due bool) {
 }
 
 // Start begins.
-func (c *Core) Start(time.Duration) []Action {
-	c.started = true
-	return []Action{{Kind: Connect}}
-}
+func (c *Core) Start(time.Duration) []Action { return []Action{{Kind: Connect}} }
 
 // Connected tells that the connection was made.
 func (c *Core) Connected(now time.Duration) []Action {
