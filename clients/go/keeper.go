@@ -125,32 +125,31 @@ func (l *Leases) happen(line *line, problem error, event func(time.Duration) []c
 
 // ask makes a call on the keeper's connection.
 func (l *Leases) ask(line *line, conn *pgx.Conn, action core.Action) (core.Answer, error) {
-	sql := `SELECT alive, trust_ms, revision, reason, NULL FROM eskit_lease.session_heartbeat($1::uuid)`
-	args := []any{line.session}
+	const answer = `SELECT alive, coalesce(trust_ms, 0), coalesce(revision, 0), coalesce(reason, ''), '' FROM `
+	sql, args := answer+`eskit_lease.session_heartbeat($1::uuid)`, []any{line.session}
 	switch {
 	case action.Kind == core.Open:
-		sql = `SELECT true, trust_ms, revision, NULL, session::text
+		sql = `SELECT true, trust_ms, revision, '', session::text
 			FROM eskit_lease.session_open($1::text, $2::interval, takeover => $3::boolean)`
 		args = []any{l.name, l.ttl, action.Takeover}
 	case action.Kind == core.Wait:
-		sql = `SELECT alive, trust_ms, revision, reason, NULL
-			FROM eskit_lease.session_wait($1::uuid, $2::bigint, $3::interval)`
+		sql = answer + `eskit_lease.session_wait($1::uuid, $2::bigint, $3::interval)`
 		args = append(args, action.Revision, action.Timeout)
 	case l.watch != "":
-		sql = `SELECT alive, trust_ms, revision, reason, NULL FROM eskit_lease.session_watch($1::uuid, $2::text::regclass)`
+		sql = answer + `eskit_lease.session_watch($1::uuid, $2::text::regclass)`
 		args = append(args, l.watch)
 	}
 	rows, err := rowsOf[struct {
 		Alive           bool
-		Trust, Revision *int64
-		Reason, Session *string
+		Trust, Revision int64
+		Reason, Session string
 	}](line.ctx, conn, sql, args)
 	if err != nil {
 		return core.Answer{}, err
 	}
 	row := rows[0]
-	return core.Answer{Alive: row.Alive, Trust: milliseconds(row.Trust), Revision: or(row.Revision), Reason: or(row.Reason),
-		Session: or(row.Session)}, nil
+	trust := time.Duration(row.Trust) * time.Millisecond
+	return core.Answer{Alive: row.Alive, Trust: trust, Revision: row.Revision, Reason: row.Reason, Session: row.Session}, nil
 }
 
 // heard tells the core what another connection answered to a call for a session.
@@ -195,13 +194,3 @@ func (l *Leases) afterwards(call func()) {
 		}
 	}()
 }
-
-// or returns what p points at, or zero.
-func or[T any](p *T) (value T) {
-	if p != nil {
-		value = *p
-	}
-	return value
-}
-
-func milliseconds(n *int64) time.Duration { return time.Duration(or(n)) * time.Millisecond }

@@ -104,10 +104,10 @@ func (l *Leases) win(ctx context.Context, name string, wait bool) (scope *Scope,
 			return nil, nil, err
 		}
 		if answer.Granted {
-			if scope, err = l.newScope(ctx, name, or(answer.Fence), session); err == nil {
+			if scope, err = l.newScope(ctx, name, answer.Fence, session); err == nil {
 				return scope, asked, nil
 			}
-			l.release(name, session, or(answer.Fence)) // the trust has ended
+			l.release(name, session, answer.Fence) // the trust has ended
 		}
 		if !wait {
 			break
@@ -127,20 +127,22 @@ func (l *Leases) win(ctx context.Context, name string, wait bool) (scope *Scope,
 
 type grant struct {
 	Granted      bool
-	Fence, Trust *int64
+	Fence, Trust int64 // 0 without one
 	Reason       string
 }
 
 func (l *Leases) acquire(name, session string, wait bool) (grant, error) {
 	sent := l.now()
-	rows, err := query[grant](l.life, l, session, `SELECT granted, fence, trust_ms, reason
+	rows, err := query[grant](l.life, l, session, `SELECT granted, coalesce(fence, 0), coalesce(trust_ms, 0), reason
 		FROM eskit_lease.lease_acquire($1::text, $2::uuid, queue => $3::boolean)`, name, session, wait)
 	if err != nil {
 		return grant{}, err
 	}
 	answer := rows[0]
-	if ended := answer.Reason == "expired" || answer.Reason == "unknown_session"; ended || answer.Trust != nil {
-		l.heard(session, sent, core.Answer{Alive: !ended, Trust: milliseconds(answer.Trust)})
+	if answer.Granted { // a refusal tells no trust
+		l.heard(session, sent, core.Answer{Alive: true, Trust: time.Duration(answer.Trust) * time.Millisecond})
+	} else if answer.Reason == "expired" || answer.Reason == "unknown_session" {
+		l.heard(session, sent, core.Answer{Alive: false})
 	}
 	return answer, nil
 }
@@ -158,14 +160,14 @@ func (s *Scope) watch(asked <-chan struct{}) {
 		asked = l.asked
 		l.mu.Unlock()
 		answer, err := l.acquire(s.resource, s.session, false)
-		switch fence := or(answer.Fence); {
-		case err != nil:
+		if err == nil && answer.Fence != s.fence {
+			err = errors.New("the server answers: " + answer.Reason)
+		}
+		if err != nil {
 			s.end(err)
-		case fence != s.fence:
-			s.end(errors.New("the server answers: " + answer.Reason))
-			if answer.Granted {
-				l.release(s.resource, s.session, fence)
-			}
+		}
+		if answer.Granted && answer.Fence != s.fence {
+			l.release(s.resource, s.session, answer.Fence)
 		}
 	}
 }

@@ -220,6 +220,7 @@ func (l *Leases) Close() {
 		actions := l.core.Close(now)
 		if l.present != nil && len(actions) == 0 { // is still being made
 			l.present.giveUp()
+			l.present = nil
 		}
 		return actions
 	})

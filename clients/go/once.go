@@ -42,9 +42,11 @@ func (l *Leases) Once(ctx context.Context, key string, work func(ctx context.Con
 			return Outcome{}, err
 		}
 		rows, err := query[struct {
-			State, Result *string
-			Fence         *int64
-		}](l.life, l, session, `SELECT state, result::text, fence FROM eskit_lease.execution_begin($1::text, $2::uuid, $3::boolean)`,
+			State  string
+			Result json.RawMessage
+			Fence  int64 // 0 without one
+		}](l.life, l, session, `SELECT state, result, coalesce(fence, 0)
+			FROM eskit_lease.execution_begin($1::text, $2::uuid, $3::boolean)`,
 			key, session, slices.Contains(options, RetryInDoubt))
 		switch {
 		case errors.Is(err, ErrLost):
@@ -55,10 +57,10 @@ func (l *Leases) Once(ctx context.Context, key string, work func(ctx context.Con
 			continue
 		case err != nil:
 			return Outcome{}, err
-		case rows[0].Fence == nil:
-			return Outcome{State: or(rows[0].State), Result: result(rows[0].Result)}, nil
+		case rows[0].Fence == 0:
+			return Outcome{State: rows[0].State, Result: rows[0].Result}, nil
 		}
-		return l.execute(ctx, key, session, *rows[0].Fence, slices.Contains(options, RetryFailed), work)
+		return l.execute(ctx, key, session, rows[0].Fence, slices.Contains(options, RetryFailed), work)
 	}
 }
 
@@ -86,11 +88,4 @@ func (l *Leases) execute(ctx context.Context, key, session string, fence int64, 
 		return Outcome{First: true, State: "in_doubt"}, s.judge(err)
 	}
 	return Outcome{First: true, State: "done", Result: text}, nil
-}
-
-func result(text *string) json.RawMessage {
-	if text == nil {
-		return nil
-	}
-	return json.RawMessage(*text)
 }

@@ -80,17 +80,18 @@ func (s *Scope) Trusted() bool { return s.ctx.Err() == nil }
 // change of the session. So a loop may read until it finds nothing, then call News, and misses nothing. It returns an
 // error when the scope has ended.
 func (s *Scope) News(ctx context.Context) error {
-	s.leases.mu.Lock()
-	defer s.leases.mu.Unlock()
+	l := s.leases
+	l.mu.Lock()
 	news := s.news
-	s.leases.mu.Unlock()
+	l.mu.Unlock()
 	select {
 	case <-news:
 	case <-s.ctx.Done():
 	case <-ctx.Done():
 	}
-	s.leases.mu.Lock()
-	s.news = s.leases.asked
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s.news = l.asked
 	return cmp.Or(s.lost(), context.Cause(ctx))
 }
 

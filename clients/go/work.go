@@ -100,23 +100,16 @@ func (w *worker) claim(ctx context.Context, session string, free int) (begun int
 		}
 	}
 	w.unsure = ""
-	rows, err := try[struct {
-		ID      int64
-		Key     *string
-		Payload []byte
-		Attempt int
-		Fence   int64
-	}](w.l.life, w.l, session, `SELECT id, key, payload, attempt, fence FROM eskit_lease.item_claim($1::text, $2::uuid, $3::int)`,
-		w.queue, session, min(free, 1000))
+	items, err := try[Item](w.l.life, w.l, session, `SELECT id, coalesce(key, ''), payload, attempt, fence
+		FROM eskit_lease.item_claim($1::text, $2::uuid, $3::int)`, w.queue, session, min(free, 1000))
 	if err != nil && !answered(err) {
 		w.unsure = session
 	}
-	for _, row := range rows {
-		item := Item{row.ID, or(row.Key), row.Payload, row.Attempt, row.Fence}
+	for _, item := range items {
 		w.busy[claim{item.ID, item.Fence}] = true
 		go w.run(ctx, session, item)
 	}
-	return len(rows), err
+	return len(items), err
 }
 
 // unclaimStray gives items back that the session has claimed, and that no handler has.

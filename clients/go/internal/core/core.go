@@ -11,7 +11,6 @@ const (
 	firstReopen, longestReopen       = time.Second, time.Minute
 	errorPause                       = time.Second
 	never, always                    = time.Duration(-1 << 63), time.Duration(1<<63 - 1)
-	cutShort                         = "57014"
 )
 
 // State is what a process may do.
@@ -66,7 +65,8 @@ type call struct {
 	session string
 }
 
-// Core decides what the keeper of one process does. It is not safe for concurrent use.
+// Core decides what the keeper of one process does. It is not safe for concurrent use. Its events return actions, in the
+// order in which to do them.
 type Core struct {
 	TTL      time.Duration
 	Takeover bool
@@ -77,15 +77,17 @@ type Core struct {
 	Revision     int64
 	TrustedUntil time.Duration
 
-	connected, draining, closed bool
-
+	actions      []Action // of the event at hand
+	connected    bool
+	draining     bool
+	closed       bool
 	call         *call         // under way
 	heard        time.Duration // when the newest call that was answered was made
 	handedOut    bool          // scopes may be trusting
 	hadSession   bool
 	openedAt     time.Duration
 	attempts     int
-	nextConnect  *time.Duration
+	nextConnect  time.Duration // always: none
 	nextCall     time.Duration
 	noWaitBefore time.Duration
 	longestWait  time.Duration
@@ -95,8 +97,8 @@ type Core struct {
 
 // New returns a core that was not started.
 func New(ttl time.Duration, takeover, watches bool, chance func() float64) *Core {
-	return &Core{TTL: ttl, Takeover: takeover, Watches: watches, Chance: chance,
-		TrustedUntil: never, heard: never, longestWait: always, reopenPause: firstReopen}
+	return &Core{TTL: ttl, Takeover: takeover, Watches: watches, Chance: chance, TrustedUntil: never, heard: never,
+		nextConnect: always, longestWait: always, reopenPause: firstReopen}
 }
 
 // State returns the state at a time.
@@ -118,32 +120,33 @@ func (c *Core) State(now time.Duration) State {
 
 // Deadline returns when the next Tick is due, and whether one is.
 func (c *Core) Deadline() (at time.Duration, due bool) {
-	if c.closed {
-		return 0, false
-	}
 	at = always
 	if c.handedOut {
 		at = c.TrustedUntil
 	}
 	switch {
+	case c.closed:
+		at = always
 	case c.call != nil:
 		at = min(at, c.call.sent+c.TTL/2)
 	case c.connected:
 		at = min(at, c.nextCall)
-	case c.nextConnect != nil:
-		at = min(at, *c.nextConnect)
+	default:
+		at = min(at, c.nextConnect)
 	}
 	return at, at != always
 }
 
 // Start begins.
-func (c *Core) Start(time.Duration) []Action { return []Action{{Kind: Connect}} }
+func (c *Core) Start(now time.Duration) []Action {
+	c.nextConnect = now
+	return c.Tick(now)
+}
 
 // Connected tells that the connection was made.
 func (c *Core) Connected(now time.Duration) []Action {
-	c.connected, c.nextConnect = true, nil
-	c.longestWait, c.noWaitBefore, c.beatsFirst = always, 0, c.Session != ""
-	return c.goOn(now)
+	c.connected, c.longestWait, c.noWaitBefore, c.beatsFirst = true, always, 0, c.Session != ""
+	return c.Tick(now)
 }
 
 // Disconnected tells that the connection is lost, or could not be made.
@@ -158,26 +161,16 @@ func (c *Core) Answered(now time.Duration, answer Answer) []Action {
 	c.attempts, c.beatsFirst = 0, false
 	switch {
 	case call.session != c.Session: // meanwhile that session was known to have ended
-		return c.Tick(now)
 	case !answer.Alive:
-		return append(c.ended(now), c.Tick(now)...)
+		c.ended(now)
 	case call.kind == Open:
-		return append(c.opened(now, call.sent, answer), c.Tick(now)...)
-	case answer.Reason == "wait_limit":
-		c.noWaitBefore = now + c.TTL/3
+		c.Session, c.Revision = answer.Session, answer.Revision
+		c.hadSession, c.openedAt, c.beatsFirst = true, now, c.Watches
+		c.believe(now, call.sent, answer.Trust)
+	default:
+		c.learn(now, call, answer)
 	}
-	known := c.Revision
-	c.Revision = max(known, answer.Revision)
-	actions := c.believe(now, call.sent, answer.Trust)
-	switch {
-	case c.Revision > known:
-		actions = []Action{{Kind: Ask}}
-	case now < c.noWaitBefore:
-		c.nextCall = call.sent + c.jitter(min(beatPause, c.TTL/3), 0.75)
-	case call.kind == Wait && now < call.sent+shortestWait:
-		c.nextCall = call.sent + shortestWait
-	}
-	return append(actions, c.Tick(now)...)
+	return c.Tick(now)
 }
 
 // Failed tells that the call that is under way raised an error of the server, on a connection that is still good.
@@ -185,96 +178,106 @@ func (c *Core) Failed(now time.Duration, sqlstate string) []Action {
 	call := c.endCall()
 	switch {
 	case call.session != c.Session:
-		return c.Tick(now)
 	case (sqlstate == "LF003" || sqlstate == "55000") && call.kind != Open: // 55000: a server before 0.3.0
-		return append(c.ended(now), c.Tick(now)...)
-	case sqlstate == cutShort && call.kind == Wait:
+		c.ended(now)
+	case sqlstate == "57014" && call.kind == Wait: // it was cut short
 		c.attempts, c.longestWait = 0, (now-call.sent)/2
-		return c.Tick(now)
+	default:
+		c.nextCall = now + min(errorPause, c.TTL/6)
+		c.do(Action{Kind: Warn, Why: sqlstate})
 	}
-	c.nextCall = now + min(errorPause, c.TTL/6)
-	return append([]Action{{Kind: Warn, Why: sqlstate}}, c.Tick(now)...)
+	return c.Tick(now)
 }
 
 // Heard tells an answer of another connection, to a call of the present session that was made at `sent`.
 func (c *Core) Heard(now, sent time.Duration, answer Answer) []Action {
-	if c.Session == "" {
+	switch {
+	case c.Session == "":
 		return nil
+	case answer.Alive:
+		c.believe(now, sent, answer.Trust)
+	default:
+		c.ended(now)
 	}
-	if !answer.Alive {
-		return append(c.ended(now), c.Tick(now)...)
-	}
-	return append(c.believe(now, sent, answer.Trust), c.Tick(now)...)
+	return c.Tick(now)
 }
 
 // Tick tells that time has passed.
 func (c *Core) Tick(now time.Duration) []Action {
-	var actions []Action
-	if c.handedOut && now >= c.TrustedUntil {
-		c.handedOut = false
-		actions = append(actions, Action{Kind: Cancel})
+	if now >= c.TrustedUntil {
+		c.cancel()
 	}
 	if c.call != nil && now >= c.call.sent+c.TTL/2 {
 		c.loseConnection(now)
-		actions = append(actions, Action{Kind: Disconnect})
+		c.do(Action{Kind: Disconnect})
 	}
-	return append(actions, c.goOn(now)...)
+	c.goOn(now)
+	actions := c.actions
+	c.actions = nil
+	return actions
 }
 
 // Drain tells that nothing new may begin.
 func (c *Core) Drain(now time.Duration) []Action {
 	c.draining = true
 	if c.Session == "" {
-		return c.Close(now)
+		c.close()
 	}
-	return nil
+	return c.Tick(now)
 }
 
 // Close tells that the session was closed, or shall end by itself.
-func (c *Core) Close(time.Duration) []Action {
-	var actions []Action
+func (c *Core) Close(now time.Duration) []Action {
+	c.close()
+	return c.Tick(now)
+}
+
+func (c *Core) do(action Action) { c.actions = append(c.actions, action) }
+
+// cancel cancels all scopes, if there are any.
+func (c *Core) cancel() {
 	if c.handedOut {
-		actions = append(actions, Action{Kind: Cancel})
+		c.handedOut = false
+		c.do(Action{Kind: Cancel})
 	}
+}
+
+func (c *Core) close() {
+	c.cancel()
 	if c.connected {
-		actions = append(actions, Action{Kind: Disconnect})
+		c.do(Action{Kind: Disconnect})
 	}
-	c.closed, c.handedOut, c.connected, c.call, c.Session, c.TrustedUntil = true, false, false, nil, "", never
-	return actions
+	c.closed, c.connected, c.call, c.Session, c.TrustedUntil = true, false, nil, "", never
 }
 
 // goOn makes the next connection or call, if its time has come.
-func (c *Core) goOn(now time.Duration) []Action {
+func (c *Core) goOn(now time.Duration) {
 	switch {
 	case c.closed || c.call != nil:
-		return nil
+		return
 	case !c.connected:
-		if c.nextConnect == nil || now < *c.nextConnect {
-			return nil
+		if now >= c.nextConnect {
+			c.nextConnect = always
+			c.do(Action{Kind: Connect})
 		}
-		c.nextConnect = nil
-		return []Action{{Kind: Connect}}
+		return
 	case now < c.nextCall:
-		return nil
-	case c.Session == "":
-		return c.begin(now, Action{Kind: Open, Takeover: c.Takeover && !c.hadSession})
+		return
 	}
 	if c.longestWait < shortestWait {
 		c.noWaitBefore, c.longestWait = now+c.TTL/3, always
 	}
-	if c.beatsFirst || now < c.noWaitBefore {
-		return c.begin(now, Action{Kind: Beat})
+	next := Action{Kind: Wait, Timeout: min(c.TTL/3, c.longestWait), Revision: c.Revision}
+	switch {
+	case c.Session == "":
+		next = Action{Kind: Open, Takeover: c.Takeover && !c.hadSession}
+	case c.beatsFirst || now < c.noWaitBefore:
+		next = Action{Kind: Beat}
+	case now >= c.TrustedUntil:
+		next.Timeout = min(c.TTL/10, c.longestWait)
 	}
-	timeout := c.TTL / 3
-	if now >= c.TrustedUntil {
-		timeout = c.TTL / 10
-	}
-	return c.begin(now, Action{Kind: Wait, Timeout: min(timeout, c.longestWait), Revision: c.Revision})
-}
-
-func (c *Core) begin(now time.Duration, action Action) []Action {
-	c.call = &call{action.Kind, now, c.Session}
-	return []Action{action}
+	c.call = &call{next.Kind, now, c.Session}
+	c.do(next)
 }
 
 func (c *Core) endCall() call {
@@ -283,58 +286,64 @@ func (c *Core) endCall() call {
 	return *ended
 }
 
-func (c *Core) opened(now, sent time.Duration, answer Answer) []Action {
-	c.Session, c.Revision = answer.Session, answer.Revision
-	c.hadSession, c.openedAt, c.beatsFirst = true, now, c.Watches
-	return c.believe(now, sent, answer.Trust)
+// learn takes in the answer of a heartbeat or a wait, and decides when the next call is due.
+func (c *Core) learn(now time.Duration, call call, answer Answer) {
+	if answer.Reason == "wait_limit" {
+		c.noWaitBefore = now + c.TTL/3
+	}
+	c.believe(now, call.sent, answer.Trust)
+	switch {
+	case answer.Revision > c.Revision:
+		c.Revision = answer.Revision
+		if len(c.actions) == 0 { // else trust is back, and they ask already
+			c.do(Action{Kind: Ask})
+		}
+	case now < c.noWaitBefore:
+		c.nextCall = call.sent + c.jitter(min(beatPause, c.TTL/3), 0.75)
+	case call.kind == Wait && now < call.sent+shortestWait:
+		c.nextCall = call.sent + shortestWait
+	}
 }
 
 // believe counts the trust from before the call. When trust is back, all scopes ask.
-func (c *Core) believe(now, sent, trust time.Duration) []Action {
+func (c *Core) believe(now, sent, trust time.Duration) {
 	if sent >= c.heard {
 		c.heard, c.TrustedUntil = sent, sent+trust
 	}
-	if c.handedOut || now >= c.TrustedUntil {
-		return nil
+	if !c.handedOut && now < c.TrustedUntil {
+		c.handedOut = true
+		c.do(Action{Kind: Ask})
 	}
-	c.handedOut = true
-	return []Action{{Kind: Ask}}
 }
 
 // ended is for a session that has ended. While it was trusted, only another process can have ended it. That one may have
 // the same name, and two such processes must not end each other's sessions for ever: hence the pause.
-func (c *Core) ended(now time.Duration) []Action {
-	var actions []Action
-	if c.handedOut {
-		actions = append(actions, Action{Kind: Cancel})
-	}
+func (c *Core) ended(now time.Duration) {
 	taken := now < c.TrustedUntil
-	c.Session, c.handedOut, c.beatsFirst, c.TrustedUntil, c.nextCall = "", false, false, never, now
+	c.cancel()
+	c.Session, c.beatsFirst, c.TrustedUntil, c.nextCall = "", false, never, now
 	if c.draining {
-		return append(actions, c.Close(now)...)
-	}
-	if taken {
+		c.close()
+	} else if taken {
 		if now >= c.openedAt+longestReopen {
 			c.reopenPause = firstReopen
 		}
 		c.nextCall = now + c.jitter(c.reopenPause, 0.5)
 		c.reopenPause = min(2*c.reopenPause, longestReopen)
-		actions = append(actions, Action{Kind: Warn, Why: "taken"})
+		c.do(Action{Kind: Warn, Why: "taken"})
 	}
-	return actions
 }
 
 // loseConnection lets the first new try be made at once. Later tries come after a pause that doubles.
 func (c *Core) loseConnection(now time.Duration) {
-	next := now
+	c.connected, c.call, c.nextConnect = false, nil, now
 	if c.attempts > 0 {
-		next += c.jitter(min(minConnectPause<<(c.attempts-1), maxConnectPause, c.TTL/6), 0.5)
+		c.nextConnect += c.jitter(min(minConnectPause<<(c.attempts-1), maxConnectPause, c.TTL/6), 0.5)
 	}
-	c.connected, c.call, c.nextConnect = false, nil, &next
 	c.attempts = min(c.attempts+1, 16)
 }
 
-// jitter shortens a pause to `least` of it at most, by chance.
+// jitter shortens a pause by chance, to `least` of it at most.
 func (c *Core) jitter(pause time.Duration, least float64) time.Duration {
 	return time.Duration(float64(pause) * (least + (1-least)*c.Chance()))
 }
