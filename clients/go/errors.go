@@ -3,6 +3,7 @@ package lease
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -64,5 +65,5 @@ func answered(err error) bool {
 	if severity == "" {
 		severity = pg.Severity
 	}
-	return severity == "ERROR" && pg.Code[:2] != "08"
+	return severity == "ERROR" && !strings.HasPrefix(pg.Code, "08")
 }

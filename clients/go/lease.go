@@ -42,6 +42,7 @@ const (
 type settings struct {
 	name, watch   string
 	ttl, patience time.Duration
+	named         bool // by the caller
 	takeover      bool
 	connect       func(context.Context) (*pgx.Conn, error)
 	log           *slog.Logger
@@ -52,7 +53,7 @@ type settings struct {
 type Option func(*settings)
 
 // WithName sets the consumer's name, which views and other consumers' answers show. Default: host, pid, a random number.
-func WithName(name string) Option { return func(s *settings) { s.name = name } }
+func WithName(name string) Option { return func(s *settings) { s.name, s.named = name, true } }
 
 // WithTTL sets how long the session lives after a heartbeat. Longer than any pause to survive. Default: 30 s.
 func WithTTL(ttl time.Duration) Option { return func(s *settings) { s.ttl = ttl } }
@@ -109,28 +110,14 @@ type Leases struct {
 // Open starts a keeper, and waits until its first session is trusted. If that takes longer than [WithPatience], it returns
 // the error of the last try. The connection string is pgx's, a URL or key=value; what it does not say, PG* variables do.
 func Open(ctx context.Context, dsn string, options ...Option) (*Leases, error) {
-	l := &Leases{
-		settings: settings{ttl: 30 * time.Second, patience: 30 * time.Second, log: slog.Default(), hook: func(State) {},
-			connect: func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, dsn) }},
-		begun: time.Now(), second: second{turn: make(chan struct{}, 1)}, state: Starting, scopes: map[*Scope]bool{},
-		draining: make(chan struct{}), closed: make(chan struct{}), asked: make(chan struct{}), turns: map[string]chan struct{}{},
-	}
-	for _, set := range options {
-		set(&l.settings)
-	}
-	switch host, _ := os.Hostname(); {
-	case l.takeover && l.name == "":
+	l := newLeases(dsn, options)
+	switch {
+	case l.takeover && !l.named:
 		return nil, errors.New("lease: WithTakeover needs WithName")
 	case l.ttl < 100*time.Millisecond:
 		return nil, fmt.Errorf("lease: a TTL of %v is too short", l.ttl)
-	case l.name == "":
-		l.name = fmt.Sprintf("%s-%d-%08x", host, os.Getpid(), rand.Uint32())
 	}
-	l.life, l.endLife = context.WithCancel(context.Background())
-	l.core = core.New(l.ttl, l.takeover, l.watch != "", rand.Float64)
-	l.timer = time.AfterFunc(l.ttl, func() { l.step(l.core.Tick) })
 	l.step(l.core.Start)
-
 	ctx, cancel := context.WithTimeout(ctx, l.patience)
 	defer cancel()
 	if _, _, err := l.ready(ctx); err != nil {
@@ -141,6 +128,24 @@ func Open(ctx context.Context, dsn string, options ...Option) (*Leases, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+func newLeases(dsn string, options []Option) *Leases {
+	host, _ := os.Hostname()
+	l := &Leases{
+		settings: settings{ttl: 30 * time.Second, patience: 30 * time.Second, log: slog.Default(), hook: func(State) {},
+			name:    fmt.Sprintf("%s-%d-%08x", host, os.Getpid(), rand.Uint32()),
+			connect: func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, dsn) }},
+		begun: time.Now(), second: second{turn: make(chan struct{}, 1)}, state: Starting, scopes: map[*Scope]bool{},
+		draining: make(chan struct{}), closed: make(chan struct{}), asked: make(chan struct{}), turns: map[string]chan struct{}{},
+	}
+	for _, set := range options {
+		set(&l.settings)
+	}
+	l.life, l.endLife = context.WithCancel(context.Background())
+	l.core = core.New(l.ttl, l.takeover, l.watch != "", rand.Float64)
+	l.timer = time.AfterFunc(l.ttl, func() { l.step(l.core.Tick) })
+	return l
 }
 
 // State returns the keeper's state.
@@ -216,14 +221,13 @@ func (l *Leases) Close() {
 		l.complain("the session was not closed", err)
 	}
 	l.endLife()
-	l.step(func(now time.Duration) []core.Action {
-		actions := l.core.Close(now)
-		if l.present != nil && len(actions) == 0 { // is still being made
-			l.present.giveUp()
-			l.present = nil
-		}
-		return actions
-	})
+	l.step(l.core.Close)
+	l.mu.Lock()
+	if l.present != nil { // it is still being made
+		l.present.giveUp()
+		l.present = nil
+	}
+	l.mu.Unlock()
 	l.second.hangUp()
 	close(l.closed)
 }
