@@ -86,8 +86,9 @@ type assigned struct {
 // now, it returns when to look again.
 func (m *member) look(ctx context.Context, session string) (again <-chan time.Time, err error) {
 	if m.session != session {
-		err = m.l.exec(session, `SELECT eskit_lease.group_join($1::text, $2::uuid)`, m.group, session)
-		m.session = session
+		if err = m.l.exec(session, `SELECT eskit_lease.group_join($1::text, $2::uuid)`, m.group, session); err == nil {
+			m.session = session
+		}
 	}
 	var rows []assigned
 	if err == nil {

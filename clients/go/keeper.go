@@ -166,7 +166,11 @@ func (l *Leases) heard(session string, sent time.Duration, answer core.Answer) {
 func (l *Leases) warn(what string, err error) {
 	if told := what + sqlstate(err); told != l.told {
 		l.told = told
-		l.afterwards(func() { l.log.Warn("eskit_lease: "+what, "consumer", l.name, "error", err) })
+		about := []any{"consumer", l.name}
+		if err != nil {
+			about = append(about, "error", err)
+		}
+		l.afterwards(func() { l.log.Warn("eskit_lease: "+what, about...) })
 	}
 }
 
