@@ -198,3 +198,15 @@ func (l *Leases) afterwards(call func()) {
 		}
 	}()
 }
+
+// flush waits a moment for what is called afterwards, so that a program that ends has told all.
+func (l *Leases) flush() {
+	flushed := make(chan struct{})
+	l.mu.Lock()
+	l.afterwards(func() { close(flushed) })
+	l.mu.Unlock()
+	select {
+	case <-flushed:
+	case <-time.After(100 * time.Millisecond): // a hook may be waiting for this very Close
+	}
+}

@@ -229,6 +229,7 @@ func (l *Leases) Close() {
 	}
 	l.mu.Unlock()
 	l.second.hangUp()
+	l.flush()
 	close(l.closed)
 }
 
