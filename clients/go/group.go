@@ -80,6 +80,7 @@ type member struct {
 type assigned struct {
 	Partition int
 	Fence     int64
+	State     string
 }
 
 // look joins with a new session, and starts and cancels tasks as the assignment says. If the session can have none for
@@ -92,8 +93,8 @@ func (m *member) look(ctx context.Context, session string) (again <-chan time.Ti
 	}
 	var rows []assigned
 	if err == nil {
-		rows, err = query[assigned](m.l.life, m.l, session, `SELECT partition, fence
-			FROM eskit_lease.group_assignment($1::text, $2::uuid) WHERE state = 'owned'`, m.group, session)
+		rows, err = query[assigned](m.l.life, m.l, session, `SELECT partition, fence, state
+			FROM eskit_lease.group_assignment($1::text, $2::uuid)`, m.group, session)
 	}
 	switch {
 	case errors.Is(err, ErrLost):
@@ -106,23 +107,30 @@ func (m *member) look(ctx context.Context, session string) (again <-chan time.Ti
 	}
 	owned := map[int]int64{}
 	for _, row := range rows {
-		owned[row.Partition] = row.Fence
+		if row.State == "owned" {
+			owned[row.Partition] = row.Fence
+		}
 	}
 	for number, p := range m.tasks {
 		if owned[number] != p.fence {
 			p.end(errors.New("the partition moves to another member"))
 		}
 	}
-	for number, fence := range owned {
-		if m.tasks[number] != nil {
+	for _, row := range rows {
+		if m.tasks[row.Partition] != nil {
 			continue
 		}
-		scope, err := m.l.newScope(ctx, m.group, fence, session)
-		if err != nil {
-			continue // the trust has ended: its return asks again
+		if row.State != "owned" { // it moves on before a task began
+			m.release(session, row.Partition, row.Fence)
+			continue
 		}
-		m.tasks[number] = &Partition{Scope: scope, Group: m.group, Number: number}
-		go m.run(ctx, m.tasks[number], max(m.pauses[number], firstPause))
+		scope, err := m.l.newScope(ctx, m.group, row.Fence, session)
+		if err != nil {
+			break // the trust has ended: its return asks again
+		}
+		p := &Partition{Scope: scope, Group: m.group, Number: row.Partition}
+		m.tasks[p.Number] = p
+		go m.run(ctx, p, max(m.pauses[p.Number], firstPause))
 	}
 	return nil, nil
 }
@@ -137,10 +145,14 @@ func (m *member) run(ctx context.Context, p *Partition, pause time.Duration) {
 	}
 	p.cancel(nil)
 	if ctx.Err() == nil { // else leave does it
-		err = m.l.exec(p.session, `SELECT eskit_lease.group_release($1::text, $2::int, $3::bigint)`, m.group, p.Number, p.fence)
-		m.l.complain("a partition was not released", err)
+		m.release(p.session, p.Number, p.fence)
 	}
 	m.ended <- p
+}
+
+func (m *member) release(session string, number int, fence int64) {
+	err := m.l.exec(session, `SELECT eskit_lease.group_release($1::text, $2::int, $3::bigint)`, m.group, number, fence)
+	m.l.complain("a partition was not released", err)
 }
 
 func (m *member) end(p *Partition) {
