@@ -447,6 +447,35 @@ func TestJoin(t *testing.T) {
 	}
 }
 
+// Partitions then move on while the first member has not begun them.
+func TestJoinOfSeveralAtOnce(t *testing.T) {
+	db := pool(t, dsn(t))
+	group := unique + t.Name()
+	do(t, db, `SELECT eskit_lease.group_create($1, 8)`, group)
+	defer do(t, db, `SELECT eskit_lease.group_drop($1)`, group)
+	members := []*lease.Leases{open(t), open(t), open(t), open(t)}
+	for range 5 {
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		owned := make([]atomic.Int32, len(members))
+		for i, l := range members {
+			all.Go(func() {
+				_ = l.Join(ctx, group, func(ctx context.Context, _ *lease.Partition) error {
+					owned[i].Add(1)
+					defer owned[i].Add(-1)
+					<-ctx.Done()
+					return ctx.Err()
+				})
+			})
+		}
+		eventually(t, "each has its share", func() bool {
+			return !slices.ContainsFunc([]int{0, 1, 2, 3}, func(i int) bool { return owned[i].Load() != 2 })
+		})
+		cancel()
+		all.Wait()
+	}
+}
+
 func TestJoinBeginsAnewAfterAnError(t *testing.T) {
 	l, db := open(t), pool(t, dsn(t))
 	group := unique + t.Name()
