@@ -1,0 +1,152 @@
+//! The errors of this library, and the states of a keeper.
+
+use std::fmt;
+use tokio_postgres::error::SqlState;
+
+/// Any error, of a function of yours.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What a verb, a scope or a transaction fails with.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The lease, or the trust in it, has ended: begin anew. The keeper already does.
+    Lost(Cause),
+    /// The transaction is rolled back, by LF001, 55P03 or 40001: ask again.
+    Refused(Cause),
+    /// The connection broke before COMMIT was answered, so the transaction may still commit. The scope has ended: the
+    /// next one begins under a new fence.
+    Unsure(Cause),
+    /// The keeper drains, or is closed.
+    Closed,
+    /// A mistake of the caller.
+    Misuse(&'static str),
+    /// Another error of the driver.
+    Postgres(tokio_postgres::Error),
+    /// An error of a function of yours; or a timeout ([`std::io::Error`]).
+    Other(BoxError),
+}
+
+/// What an error is about, as far as that is known.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Cause {
+    /// The lease, group or queue.
+    pub resource: Option<String>,
+    /// The fence that is lost, or was refused.
+    pub fence: Option<i64>,
+    /// The driver's error.
+    pub error: Option<tokio_postgres::Error>,
+}
+
+impl Error {
+    /// Returns the SQLSTATE, if the server raised this error.
+    pub fn code(&self) -> Option<&SqlState> {
+        self.postgres()?.code()
+    }
+
+    pub(crate) fn lost() -> Self {
+        Error::Lost(Cause::default())
+    }
+
+    /// Tells of the same driver's error that the end of a commit is unknown.
+    pub(crate) fn unsure(self) -> Self {
+        match self {
+            Error::Postgres(error) => Error::Unsure(Cause { error: Some(error), ..Cause::default() }),
+            other => other,
+        }
+    }
+
+    /// Says what the error is about.
+    pub(crate) fn of(mut self, resource: &str, fence: i64) -> Self {
+        if let Error::Lost(cause) | Error::Refused(cause) | Error::Unsure(cause) = &mut self {
+            (cause.resource, cause.fence) = (Some(resource.to_owned()), Some(fence));
+        }
+        self
+    }
+
+    /// Returns the SQLSTATE of an error that leaves its connection good.
+    pub(crate) fn of_server(&self) -> Option<&str> {
+        self.code().map(SqlState::code).filter(|code| !code.starts_with("08") && !code.starts_with("57P"))
+    }
+
+    /// Tells whether a call that raised this error is worth repeating.
+    pub(crate) fn passes(&self) -> bool {
+        !matches!(self, Error::Lost(_))
+            && matches!(self.of_server(), None | Some("55P03" | "57014" | "40001" | "53300"))
+    }
+
+    fn postgres(&self) -> Option<&tokio_postgres::Error> {
+        match self {
+            Error::Lost(cause) | Error::Refused(cause) | Error::Unsure(cause) => cause.error.as_ref(),
+            Error::Postgres(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (told, cause) = match self {
+            Error::Lost(cause) => ("the lease, or the trust in it, has ended", cause),
+            Error::Refused(cause) => ("the transaction was refused, and is rolled back", cause),
+            Error::Unsure(cause) => ("the connection broke before COMMIT was answered", cause),
+            Error::Closed => return f.write_str("the keeper is closed"),
+            Error::Misuse(mistake) => return f.write_str(mistake),
+            Error::Postgres(error) => return error.fmt(f),
+            Error::Other(error) => return error.fmt(f),
+        };
+        match (&cause.resource, cause.fence) {
+            (Some(resource), Some(fence)) => write!(f, "{told} ({resource}, fence {fence})"),
+            _ => f.write_str(told),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Postgres(error) => error.source(),
+            Error::Other(error) => error.source(),
+            _ => self.postgres().map(|error| error as _),
+        }
+    }
+}
+
+impl From<tokio_postgres::Error> for Error {
+    fn from(error: tokio_postgres::Error) -> Self {
+        let cause = |error| Cause { error: Some(error), ..Cause::default() };
+        match error.code().map(SqlState::code) {
+            Some("LF003") => Error::Lost(cause(error)),
+            Some("LF001" | "55P03" | "40001") => Error::Refused(cause(error)),
+            _ => Error::Postgres(error),
+        }
+    }
+}
+
+impl From<BoxError> for Error {
+    fn from(error: BoxError) -> Self {
+        match error.downcast::<Error>().map_err(|error| error.downcast::<tokio_postgres::Error>()) {
+            Ok(ours) => *ours,
+            Err(Ok(error)) => (*error).into(),
+            Err(Err(other)) => Error::Other(other),
+        }
+    }
+}
+
+/// The state of a keeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The first session is being opened.
+    Starting,
+    /// The session lives, and work may begin.
+    Trusted,
+    /// No answer is recent enough: all work is cancelled, and the session is asked.
+    Doubting,
+    /// The session has ended: all work is cancelled. Another session opens, perhaps after a pause.
+    Lost,
+    /// The session lives, and gets nothing new.
+    Draining,
+    /// The session is closed.
+    Closed,
+}

@@ -1,0 +1,28 @@
+//! Leaders, consumer groups, work items and run-once keys in PostgreSQL, under fences.
+//!
+//! A process opens one keeper, [`Leases`], which has a session with one heartbeat, and four verbs:
+//! [`lead`](Leases::lead), [`join`](Leases::join), [`work`](Leases::work) and [`once`](Leases::once).
+
+// Files, low to high: error, core, line, connect, settings, keeper, leases, scope, transaction, lead, group, work, once.
+mod connect;
+mod core;
+mod error;
+mod group;
+mod keeper;
+mod lead;
+mod leases;
+mod line;
+mod once;
+mod scope;
+mod settings;
+mod transaction;
+mod work;
+
+pub use error::{BoxError, Cause, Error, State};
+pub use group::Partition;
+pub use lead::Lead;
+pub use leases::{Leases, Running};
+pub use once::Once;
+pub use scope::Scope;
+pub use settings::Builder;
+pub use work::Item;

@@ -1,0 +1,94 @@
+//! Transactions of the work under a fence, and how their commits end.
+
+use crate::error::{BoxError, Cause, Error};
+use crate::line::texts;
+use crate::scope::Scope;
+use std::mem;
+use tokio::time::sleep;
+use tokio_postgres::{Client, Row, Transaction};
+
+impl Scope {
+    /// Runs `work` in a transaction on a connection of yours: begins, checks the fence, and commits. If the scope ends,
+    /// `work` is dropped. Fails with [`Error::Lost`], [`Error::Refused`], [`Error::Unsure`], or as `work` does.
+    pub async fn transaction<T, F>(&self, client: &mut Client, work: F) -> Result<T, Error>
+    where
+        F: AsyncFnOnce(&Transaction<'_>) -> Result<T, BoxError>,
+    {
+        let guarded = async |tx: &Transaction<'_>| {
+            self.guard(tx).await?;
+            work(tx).await
+        };
+        self.commit(client, guarded).await
+    }
+
+    /// Checks the fence in a transaction of yours. Call it before you read what the writes depend on. If the answer to
+    /// COMMIT is lost, call [`unsure`](Scope::unsure). A connection that is in no transaction does not compile:
+    ///
+    /// ```compile_fail,E0308
+    /// async fn guard(lead: eskit_lease::Lead, client: tokio_postgres::Client) {
+    ///     lead.guard(&client).await;
+    /// }
+    /// ```
+    pub async fn guard(&self, tx: &Transaction<'_>) -> Result<(), Error> {
+        let fence = self.fence().to_string();
+        self.query(tx, "SELECT eskit_lease.fence_check($1, $2::bigint)", &[self.name(), &fence]).await.map(drop)
+    }
+
+    /// Makes a call in a transaction that checks the fence, or relies on it.
+    pub(crate) async fn query(&self, tx: &Transaction<'_>, sql: &str, args: &[&str]) -> Result<Row, Error> {
+        self.check()?;
+        tx.query_typed_one(sql, &texts(args)).await.map_err(|error| self.judge(error.into()))
+    }
+
+    /// Runs a transaction: begins, does the work, commits, and tells how the commit ended.
+    pub(crate) async fn commit<T, F>(&self, client: &mut Client, work: F) -> Result<T, Error>
+    where
+        F: AsyncFnOnce(&Transaction<'_>) -> Result<T, BoxError>,
+    {
+        self.check()?;
+        let tx = self.unless_over(client.transaction()).await??;
+        let value = self.unless_over(work(&tx)).await?.map_err(|error| self.judge(error.into()))?;
+        self.check()?;
+        let unsure = self.grant.over.clone().drop_guard();
+        // If the work has caught an error of the server, COMMIT would roll back and say nothing; but the SELECT fails.
+        let commit = tx.batch_execute("SELECT; COMMIT");
+        let patience = async {
+            self.grant.over.cancelled().await;
+            sleep(self.leases.keeper.ttl / 2).await;
+        };
+        let answer = tokio::select! {
+            answer = commit => answer.map_err(Error::from),
+            () = patience => Err(Error::Unsure(Cause::default())),
+        };
+        match answer {
+            Ok(()) => {
+                mem::forget(tx); // its Drop would roll back
+                unsure.disarm();
+                Ok(value)
+            }
+            Err(error) if error.of_server().is_some() => {
+                unsure.disarm();
+                Err(self.judge(error))
+            }
+            Err(error) => Err(self.judge(error.unsure())),
+        }
+    }
+
+    /// Waits for a step of a transaction, until the scope ends.
+    async fn unless_over<T>(&self, step: impl Future<Output = T>) -> Result<T, Error> {
+        self.grant.over.run_until_cancelled(step).await.ok_or_else(|| self.judge(Error::lost()))
+    }
+
+    /// Refuses a scope that has ended.
+    fn check(&self) -> Result<(), Error> {
+        if self.is_trusted() { Ok(()) } else { Err(self.judge(Error::lost())) }
+    }
+
+    /// Says what an error is about. LF001 is for good, so it ends the scope.
+    fn judge(&self, error: Error) -> Error {
+        if error.of_server() == Some("LF001") {
+            self.grant.over.cancel();
+        }
+        error.of(self.name(), self.fence())
+    }
+}

@@ -1,0 +1,332 @@
+//! Each verb and each refusal, against the server of DATABASE_URL; without one, nothing is tested.
+
+use eskit_lease::{BoxError, Builder, Error, Leases, State};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+use tokio_postgres::{Client, NoTls};
+
+type Done = Result<(), BoxError>;
+
+fn dsn() -> Option<String> {
+    std::env::var("DATABASE_URL").ok()
+}
+
+async fn client(dsn: &str) -> Result<Client, BoxError> {
+    let (client, driver) = tokio_postgres::connect(dsn, NoTls).await?;
+    tokio::spawn(driver);
+    Ok(client)
+}
+
+/// Opens a keeper with a short TTL.
+async fn open(dsn: &str) -> Result<Leases, Error> {
+    Leases::builder(dsn).ttl(Duration::from_secs(3)).open().await
+}
+
+/// A name of this test run.
+fn name(of: &str) -> String {
+    format!("rust-test-{of}-{}", std::process::id())
+}
+
+/// Waits until a query answers true.
+async fn until(db: &Client, sql: &str, value: &str) -> Done {
+    for _ in 0..200 {
+        if db.query_one(sql, &[&value]).await?.get(0) {
+            return Ok(());
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    Err(format!("never: {sql}").into())
+}
+
+#[tokio::test]
+async fn leadership_goes_from_one_to_the_next() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (one, two, name) = (open(&dsn).await?, open(&dsn).await?, name("lead"));
+    let lead = one.lead(&name).await?;
+    assert!(lead.is_trusted() && two.try_lead(&name).await?.is_none());
+    assert!(one.try_lead(&name).await?.is_none(), "calls within a process follow one another");
+    let waiting = tokio::spawn({
+        let (two, name) = (two.clone(), name.clone());
+        async move { two.lead(&name).await }
+    });
+    let db = client(&dsn).await?;
+    until(&db, "SELECT EXISTS (SELECT FROM eskit_lease.waiters WHERE resource = $1)", &name).await?;
+    let first = lead.fence();
+    lead.release().await;
+    let lead = waiting.await??;
+    assert!(lead.fence() > first);
+    drop(lead);
+    let again = timeout(Duration::from_secs(5), one.lead(&name)).await??;
+    again.release().await;
+    one.close().await;
+    two.close().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_caller_that_stops_waiting_gives_its_place_up() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (one, two, name, db) = (open(&dsn).await?, open(&dsn).await?, name("place"), client(&dsn).await?);
+    let lead = one.lead(&name).await?;
+    let places = "SELECT count(*) = 1 FROM eskit_lease.waiters WHERE resource = $1";
+    tokio::select! {
+        _ = two.lead(&name) => return Err("led".into()),
+        done = until(&db, places, &name) => done?,
+    }
+    until(&db, "SELECT count(*) = 0 FROM eskit_lease.waiters WHERE resource = $1", &name).await?;
+    lead.release().await;
+    sleep(Duration::from_millis(100)).await;
+    until(&db, "SELECT count(*) = 0 FROM eskit_lease.leases WHERE resource = $1 AND state = 'held'", &name).await?;
+    one.close().await;
+    two.close().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_transaction_tells_how_it_ended() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (leases, name, mut db, other) = (open(&dsn).await?, name("tx"), client(&dsn).await?, client(&dsn).await?);
+    let lead = leases.lead(&name).await?;
+    db.batch_execute("CREATE TEMP TABLE effects (id int PRIMARY KEY)").await?;
+    let effect = "INSERT INTO effects VALUES ($1)";
+    lead.transaction(&mut db, async |tx| Ok(tx.execute(effect, &[&1]).await?)).await?;
+
+    // An error of the work rolls back, as it is, and as what it is.
+    let failed = lead.transaction(&mut db, async |tx| {
+        tx.execute(effect, &[&2]).await?;
+        Err::<(), _>("mine".into())
+    });
+    assert!(matches!(failed.await, Err(Error::Other(mine)) if mine.to_string() == "mine"));
+    let failed = lead.transaction(&mut db, async |tx| Ok(tx.execute(effect, &[&1]).await?)).await;
+    assert!(matches!(&failed, Err(Error::Postgres(_))), "{failed:?}");
+    assert_eq!(
+        failed.err().and_then(|error| error.code().map(|code| code.code().to_owned())).as_deref(),
+        Some("23505")
+    );
+
+    // An error that the work has caught is no silent rollback.
+    let caught = lead.transaction(&mut db, async |tx| {
+        tx.execute(effect, &[&3]).await?;
+        let _ = tx.execute(effect, &[&1]).await;
+        Ok(())
+    });
+    assert_eq!(
+        caught.await.err().and_then(|error| error.code().map(|code| code.code().to_owned())).as_deref(),
+        Some("25P02")
+    );
+    assert_eq!(db.query_one("SELECT count(*) FROM effects", &[]).await?.get::<_, i64>(0), 1);
+
+    // A fence that was taken away is refused, and the scope ends.
+    other.execute("SELECT eskit_lease.lease_force_release($1, $2, 'a test')", &[&name, &lead.fence()]).await?;
+    let refused = lead.transaction(&mut db, async |tx| Ok(tx.execute(effect, &[&4]).await?)).await;
+    assert!(matches!(&refused, Err(Error::Refused(_) | Error::Lost(_))), "{refused:?}");
+    timeout(Duration::from_secs(5), lead.cancelled()).await?;
+    let lost = lead.transaction(&mut db, async |_| Ok(())).await;
+    assert!(matches!(&lost, Err(Error::Lost(cause)) if cause.fence == Some(lead.fence())), "{lost:?}");
+    let tx = db.transaction().await?;
+    assert!(matches!(lead.guard(&tx).await, Err(Error::Lost(_))));
+    drop(tx);
+    lead.release().await;
+
+    // After a commit whose end is unknown, the next fence is another.
+    let lead = leases.lead(&name).await?;
+    lead.unsure();
+    let fence = lead.fence();
+    lead.release().await;
+    assert!(leases.lead(&name).await?.fence() > fence);
+    leases.close().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn work_that_hangs_ends_with_its_scope() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (leases, mut db) = (open(&dsn).await?, client(&dsn).await?);
+    let lead = leases.lead(&name("hang")).await?;
+    let hanging = lead.transaction(&mut db, async |tx| Ok(tx.batch_execute("SELECT pg_sleep(60)").await?));
+    let (done, ()) = tokio::join!(timeout(Duration::from_secs(5), hanging), async {
+        sleep(Duration::from_millis(200)).await;
+        leases.close().await;
+    });
+    assert!(matches!(done?, Err(Error::Lost(_))));
+    Ok(())
+}
+
+#[tokio::test]
+async fn partitions_are_shared_and_begin_anew() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (one, two, group, db) = (open(&dsn).await?, open(&dsn).await?, name("group"), client(&dsn).await?);
+    db.execute("SELECT eskit_lease.group_create($1, 4)", &[&group]).await?;
+    let applied = Arc::new(Mutex::new(Vec::new()));
+    let join = |leases: &Leases| {
+        let (dsn, applied) = (dsn.clone(), applied.clone());
+        leases.join(&group, move |partition| {
+            let (dsn, applied) = (dsn.clone(), applied.clone());
+            async move {
+                let mut db = client(&dsn).await?;
+                let moved = partition.transaction(&mut db, async |tx| {
+                    let expected = partition.position(tx).await?;
+                    Ok(partition.commit(tx, expected + 1, expected).await?)
+                });
+                assert!(moved.await?);
+                let count = |mut applied: MutexGuard<'_, Vec<_>>| {
+                    applied.push((partition.number(), partition.fence()));
+                    applied.iter().filter(|(number, _)| *number == partition.number()).count()
+                };
+                if applied.lock().map_or(0, count) == 1 {
+                    return Err("once".into());
+                }
+                partition.cancelled().await;
+                Ok(())
+            }
+        })
+    };
+    let (first, second) = (join(&one), join(&two));
+    until(
+        &db,
+        "SELECT count(DISTINCT owner) = 2 AND count(*) = 4 FROM eskit_lease.group_partitions WHERE group_name = $1",
+        &group,
+    )
+    .await?;
+    let all = "SELECT count(*) = 4 AND min(position) >= 2 FROM eskit_lease.group_lag WHERE group_name = $1";
+    until(&db, all, &group).await?;
+    first.stop().await?;
+    until(&db, "SELECT count(DISTINCT owner) = 1 FROM eskit_lease.group_partitions WHERE group_name = $1", &group)
+        .await?;
+    drop(second);
+    until(&db, "SELECT count(*) = 0 FROM eskit_lease.group_members WHERE group_name = $1", &group).await?;
+    let applied = applied.lock().map_err(|_| "poisoned")?.clone();
+    let mut fences: Vec<_> = applied.iter().map(|(_, fence)| fence).collect();
+    fences.sort();
+    fences.dedup();
+    assert_eq!(fences.len(), applied.len(), "a fence twice");
+    let missing = two.join("rust-test-no-such-group", |_| async { Ok(()) }).await;
+    assert_eq!(
+        missing.err().and_then(|error| error.code().map(|code| code.code().to_owned())).as_deref(),
+        Some("42704")
+    );
+    one.close().await;
+    two.close().await;
+    db.execute("SELECT eskit_lease.group_drop($1)", &[&group]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn items_are_done_or_tried_again() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (leases, queue, db) = (open(&dsn).await?, name("queue"), client(&dsn).await?);
+    db.execute("SELECT eskit_lease.queue_create($1, 3, '10 ms')", &[&queue]).await?;
+    let add = "SELECT eskit_lease.item_add($1, jsonb_build_object('n', n)) FROM generate_series(0, 9) AS n";
+    db.execute(add, &[&queue]).await?;
+    let app = dsn.clone();
+    let working = leases.work(&queue, 3, move |item| {
+        let app = app.clone();
+        async move {
+            let mut db = client(&app).await?;
+            match (item.payload.as_str(), item.attempt) {
+                (r#"{"n": 0}"#, _) => return Ok(()), // never finishes its item
+                (r#"{"n": 1}"#, 1) => return Err("at first".into()),
+                (r#"{"n": 2}"#, 1) => unreachable!("a panic is a failure, too"),
+                _ => item.transaction(&mut db, async |_| Ok(())).await?,
+            }
+            Ok(())
+        }
+    });
+    until(&db, "SELECT count(*) = 0 FROM eskit_lease.items WHERE queue = $1", &queue).await?;
+    let dead =
+        "SELECT count(*) = 1 AND min(error) LIKE '%without its item%' FROM eskit_lease.dead_items WHERE queue = $1";
+    until(&db, dead, &queue).await?;
+    working.stop().await?;
+    leases.close().await;
+    db.execute("SELECT eskit_lease.queue_drop($1, items => true)", &[&queue]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_runs_once() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (leases, key) = (open(&dsn).await?, name("key"));
+    let failed = leases.once(&key, async |_| Err::<&str, _>("at first".into())).await;
+    assert!(matches!(failed, Err(Error::Other(_))));
+    let (one, two) = tokio::join!(leases.once(&key, async |_| Ok("[1]")), leases.once(&key, async |_| Ok("[2]")));
+    let (one, two) = (one?, two?);
+    assert!(one.first != two.first && one.result == two.result && two.state == "done", "{one:?} {two:?}");
+    let (key, db) = (name("dropped"), client(&dsn).await?);
+    let never = leases.once(&key, async |_| {
+        sleep(Duration::from_secs(60)).await;
+        Ok("null")
+    });
+    assert!(timeout(Duration::from_millis(300), never).await.is_err());
+    until(&db, "SELECT state = 'failed' FROM eskit_lease.executions WHERE key = $1", &key).await?;
+    assert_eq!(leases.once(&key, async |_| Ok("null")).await?.state, "failed");
+    leases.close().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn news_of_a_table_ends_the_wait() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (db, table) = (client(&dsn).await?, name("events").replace('-', "_"));
+    let create = "(position bigint PRIMARY KEY DEFAULT eskit_lease.position_next())";
+    db.batch_execute(&format!("CREATE TABLE {table} {create}")).await?;
+    let leases = Leases::builder(&dsn).ttl(Duration::from_secs(30)).watch(&table).open().await?;
+    let lead = leases.lead(&name("news")).await?;
+    while timeout(Duration::from_millis(500), lead.news()).await.is_ok() {}
+    let insert = format!("INSERT INTO {table} DEFAULT VALUES");
+    let (told, inserted) = tokio::join!(timeout(Duration::from_secs(5), lead.news()), db.batch_execute(&insert));
+    told?;
+    inserted?;
+    leases.close().await;
+    timeout(Duration::from_secs(1), lead.news()).await?;
+    db.batch_execute(&format!("DROP TABLE {table}")).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_end_is_clear() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let states = Arc::new(Mutex::new(Vec::new()));
+    let told = states.clone();
+    let on_state = move |state| drop(told.lock().map(|mut told| told.push(state)));
+    let leases = Leases::builder(&dsn).on_state(on_state).open().await?;
+    let (session, db) = (leases.session().ok_or("no session")?, client(&dsn).await?);
+    let lead = leases.lead(&name("end")).await?;
+    let draining = tokio::spawn({
+        let leases = leases.clone();
+        async move { leases.drain(Duration::from_secs(20)).await }
+    });
+    timeout(Duration::from_secs(5), lead.cancelled()).await?;
+    assert!(lead.is_trusted(), "what has begun may finish");
+    let mut own = client(&dsn).await?;
+    lead.transaction(&mut own, async |_| Ok(())).await?;
+    lead.release().await;
+    timeout(Duration::from_secs(5), draining).await??;
+    assert!(matches!(leases.lead("x").await, Err(Error::Closed)));
+    assert!(matches!(leases.try_lead("x").await, Err(Error::Closed)));
+    assert!(matches!(leases.once("x", async |_| Ok("null")).await, Err(Error::Closed)));
+    leases.join("x", |_| async { Ok(()) }).await?;
+    leases.close().await;
+    leases.drain(Duration::from_secs(1)).await;
+    until(&db, "SELECT NOT EXISTS (SELECT FROM eskit_lease.sessions WHERE session::text = $1)", &session).await?;
+    let states = states.lock().map_err(|_| "poisoned")?.clone();
+    assert_eq!(states, [State::Trusted, State::Draining, State::Closed]);
+
+    // A keeper that is dropped closes in the background.
+    let leases = open(&dsn).await?;
+    let session = leases.session().ok_or("no session")?;
+    drop(leases);
+    until(&db, "SELECT NOT EXISTS (SELECT FROM eskit_lease.sessions WHERE session::text = $1)", &session).await
+}
+
+#[tokio::test]
+async fn what_cannot_be_opened_says_why() -> Done {
+    let taken = Leases::builder("host=localhost").takeover(true).open().await;
+    assert!(matches!(taken, Err(Error::Misuse(_))));
+    assert!(matches!(Leases::builder("no=such").open().await, Err(Error::Postgres(_))));
+    assert!(matches!(Leases::builder("sslmode=perhaps").open().await, Err(Error::Misuse(_))));
+    let refused = Builder::with_connect(|| tokio_postgres::connect("host=127.0.0.1 port=1 user=x", NoTls));
+    let refused = refused.patience(Duration::from_millis(300)).open().await;
+    assert!(matches!(refused, Err(Error::Postgres(_))));
+    Ok(())
+}
