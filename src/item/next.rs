@@ -9,8 +9,8 @@
 //! **What makes it right.** A look passes an item only if the item is committed and waits behind a firm head. Firm
 //! means committed, and not about to be ended. The transaction that ends that head does so after the look, then
 //! searches for the next item, and so finds this one. If that transaction reads the floor before the look raises it,
-//! the transaction lowers the floor, which bounds the raise, before any session can see that the head is gone; and again
-//! at its commit, which wakes sessions. If the transaction fails, the head is back.
+//! the transaction lowers the floor, which bounds the raise, before any session can see that the head is gone; and
+//! again at its commit, which wakes sessions. If the transaction fails, the head is back.
 //!
 //! * The search begins at the id of the head, or at the floor if that is lower. No look passes an item whose place is
 //!   below its head's id. So dead entries of the key's former items are not searched. A moved item gets a new place and

@@ -1,5 +1,5 @@
 //! The program of the conformance kit: does what it is told in JSON lines, and tells what happens.
-//! `../conformance/README.md` has the commands and events.
+//! `clients/conformance/README.md` has the commands and events.
 
 use eskit_lease::{BoxError, Error, Item, Lead, Leases, Partition, Running};
 use rustix::time::{ClockId, clock_gettime};
