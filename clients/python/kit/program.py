@@ -134,7 +134,7 @@ class Program:
         except Exception as error:
             tell(outcome(error), id=id, fence=lead.fence, error=str(error))
             await asyncio.sleep(IDLE)
-            return not isinstance(error, Lost)  # else the library ends the scope, if it must
+            return not lead.ended  # the library ends the scope, if it must
         return True
 
     async def join(self, id: str, group: str, every: float = 0.01) -> None:  # noqa: A002
