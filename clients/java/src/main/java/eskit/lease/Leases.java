@@ -1,0 +1,298 @@
+package eskit.lease;
+
+import java.net.InetAddress;
+import java.net.URLDecoder;
+import java.net.UnknownHostException;
+import java.nio.charset.StandardCharsets;
+import java.sql.Connection;
+import java.sql.DriverManager;
+import java.sql.SQLException;
+import java.time.Duration;
+import java.util.Objects;
+import java.util.Optional;
+import java.util.Properties;
+import java.util.UUID;
+import java.util.concurrent.Callable;
+import java.util.function.Consumer;
+import javax.sql.DataSource;
+
+/** The keeper: one for each process, with one session that it keeps alive, and four verbs. All methods are thread-safe. */
+public final class Leases implements AutoCloseable {
+    private final Keeper keeper;
+
+    private Leases(Keeper keeper) {
+        this.keeper = keeper;
+    }
+
+    /**
+     * Begins to set up a keeper.
+     *
+     * @param url postgresql:// or jdbc:postgresql://, with the password or without
+     * @return the settings
+     */
+    public static Builder builder(String url) {
+        Objects.requireNonNull(url, "url");
+        return new Builder(null, url);
+    }
+
+    /**
+     * Begins to set up a keeper that makes its connections by a function: for TLS, or for tokens that expire.
+     *
+     * @param connector makes a connection of its own, not of a pool, within half of the TTL
+     * @return the settings
+     */
+    public static Builder builder(Callable<Connection> connector) {
+        return new Builder(Objects.requireNonNull(connector, "connector"), null);
+    }
+
+    /** {@return the state of the keeper} */
+    public State state() {
+        return keeper.state();
+    }
+
+    /** {@return the uuid of the present session, which is to be kept private; empty if there is none} */
+    public Optional<String> session() {
+        return Optional.ofNullable(keeper.session());
+    }
+
+    /**
+     * Waits for leadership. An interrupt gives the place in line up.
+     *
+     * @param name any name, or a semaphore's
+     * @return the scope; close it to release the lease
+     * @throws SQLException the driver's error
+     * @throws InterruptedException if the thread is interrupted
+     * @throws IllegalStateException if the keeper drains or is closed
+     */
+    public Lead lead(String name) throws SQLException, InterruptedException {
+        return Lead.acquire(keeper, name, Core.ALWAYS, true);
+    }
+
+    /**
+     * Waits for leadership for a time. The parameters and errors of {@link #lead} apply.
+     *
+     * @param name any name, or a semaphore's
+     * @param time how long to wait at most
+     * @return the scope; empty if leadership did not come in time
+     * @throws SQLException the driver's error
+     * @throws InterruptedException if the thread is interrupted
+     */
+    public Optional<Lead> tryLead(String name, Duration time) throws SQLException, InterruptedException {
+        return Optional.ofNullable(Lead.acquire(keeper, name, Keeper.now() + time.toMillis(), true));
+    }
+
+    /**
+     * Asks for leadership, at once or not at all.
+     *
+     * @param name any name, or a semaphore's
+     * @return the scope; empty if another leads
+     * @throws SQLException the driver's error
+     * @throws InterruptedException if the thread is interrupted
+     */
+    public Optional<Lead> tryLead(String name) throws SQLException, InterruptedException {
+        return Optional.ofNullable(Lead.acquire(keeper, name, Keeper.now(), false));
+    }
+
+    /**
+     * Joins a group, and runs a task, on a thread of its own, for each partition that the process owns.
+     *
+     * @param group the name of the group
+     * @param task what to do in a partition
+     * @return the membership; close it to leave the group
+     */
+    public Running join(String group, Partition.Task task) {
+        return start("group " + group, new Partition.Member(keeper, group, task));
+    }
+
+    /**
+     * Claims items of a queue, and handles each on a thread of its own, in a transaction that also finishes the item.
+     *
+     * @param queue the name of the queue
+     * @param concurrency how many items at once, from 1
+     * @param source gives the connections of the transactions
+     * @param handler what to do with an item
+     * @return the worker; close it to stop
+     */
+    public Running work(String queue, int concurrency, DataSource source, Item.Handler handler) {
+        if (concurrency < 1) throw new IllegalArgumentException("concurrency must be positive");
+        return start("queue " + queue, new Item.Worker(keeper, queue, concurrency, source, handler));
+    }
+
+    private Running start(String name, Running.Loop loop) {
+        if (keeper.isStopping()) throw new IllegalStateException("the keeper drains or is closed");
+        return new Running(keeper, name, loop);
+    }
+
+    /**
+     * Calls a function on this thread once for a run-once key, or tells what became of the key.
+     *
+     * @param key 1 to 255 bytes
+     * @param function what to call
+     * @return the outcome
+     * @throws Exception what the function throws; Lost or Refused if the attempt is over; the driver's error
+     * @throws IllegalStateException if the keeper drains or is closed
+     */
+    public Attempt.Outcome once(String key, Attempt.Function function) throws Exception {
+        return Attempt.once(keeper, key, function);
+    }
+
+    /**
+     * Takes nothing new, waits for what has begun, and closes. When the time is over, the rest is cancelled.
+     *
+     * @param time how long to wait for what has begun
+     */
+    public void drain(Duration time) {
+        keeper.drain(time);
+    }
+
+    /**
+     * Drains when the process gets SIGTERM or SIGINT, or ends otherwise: by a shutdown hook, for which the JVM waits.
+     *
+     * @param time how long to wait for what has begun
+     */
+    public void drainOnShutdown(Duration time) {
+        Runtime.getRuntime().addShutdownHook(new Thread(() -> drain(time), "eskit-lease shutdown"));
+    }
+
+    /** Cancels all scopes, waits half of the TTL at most for their work, and closes the session. Returns within the TTL. */
+    @Override
+    public void close() {
+        keeper.close();
+    }
+
+    /** The settings of a keeper. */
+    public static final class Builder {
+        private final Callable<Connection> connector;
+        private final String url;
+        private String name, watch;
+        private Duration ttl = Duration.ofSeconds(30), patience = Duration.ofSeconds(30);
+        private boolean takeover, built;
+        private Consumer<State> onState = state -> {};
+
+        private Builder(Callable<Connection> connector, String url) {
+            this.connector = connector;
+            this.url = url;
+        }
+
+        /**
+         * Sets the consumer's name.
+         *
+         * @param name by default the host, the pid and a random part
+         * @return this
+         */
+        public Builder name(String name) {
+            this.name = name;
+            return this;
+        }
+
+        /**
+         * Sets how long the session outlives its last heartbeat.
+         *
+         * @param ttl by default 30 s
+         * @return this
+         */
+        public Builder ttl(Duration ttl) {
+            this.ttl = ttl;
+            return this;
+        }
+
+        /**
+         * Lets the first session take over what former sessions of the same name have. No two processes may share the name.
+         *
+         * @param takeover by default false
+         * @return this
+         */
+        public Builder takeover(boolean takeover) {
+            this.takeover = takeover;
+            return this;
+        }
+
+        /**
+         * Watches a table of events, whose positions come from position_next: new events are news.
+         *
+         * @param table by default none
+         * @return this
+         */
+        public Builder watch(String table) {
+            this.watch = table;
+            return this;
+        }
+
+        /**
+         * Sets how long {@link #build} tries.
+         *
+         * @param patience by default 30 s
+         * @return this
+         */
+        public Builder patience(Duration patience) {
+            this.patience = patience;
+            return this;
+        }
+
+        /**
+         * Sets a hook that is called, on a thread of the keeper, with each new state.
+         *
+         * @param hook by default none
+         * @return this
+         */
+        public Builder onState(Consumer<State> hook) {
+            this.onState = hook;
+            return this;
+        }
+
+        /**
+         * Opens the keeper, and waits until its session is trusted.
+         *
+         * @return the keeper
+         * @throws SQLException the error of the last try, when the patience is over
+         * @throws InterruptedException if the thread is interrupted
+         * @throws IllegalStateException if the builder has built a keeper, or takeover has no name
+         */
+        public Leases build() throws SQLException, InterruptedException {
+            if (built) throw new IllegalStateException("a builder builds one keeper: two would have one name");
+            if (takeover && name == null) throw new IllegalStateException("takeover needs a name");
+            if (ttl.toMillis() < 100) throw new IllegalArgumentException("the TTL must be 100 ms at least");
+            built = true;
+            Callable<Connection> connects = connector != null ? connector : () -> connect(url, ttl);
+            String known = name != null ? name : defaultName();
+            Keeper keeper = new Keeper(new Settings(connects, known, ttl, takeover, watch, patience, onState));
+            keeper.open();
+            return new Leases(keeper);
+        }
+
+        private static String defaultName() {
+            String host = "localhost";
+            try {
+                host = InetAddress.getLocalHost().getHostName();
+            } catch (UnknownHostException nameless) { // the random part tells processes apart
+            }
+            return host + "-" + ProcessHandle.current().pid() + "-"
+                    + UUID.randomUUID().toString().substring(0, 8);
+        }
+
+        /** Connects with limits of its own: the driver waits without end by default. */
+        private static Connection connect(String url, Duration ttl) throws SQLException {
+            Properties limits = new Properties();
+            String seconds = String.valueOf((ttl.toMillis() + 1_999) / 2_000);
+            for (String limit : new String[] {"connectTimeout", "socketTimeout", "loginTimeout"})
+                limits.setProperty(limit, seconds);
+            return DriverManager.getConnection(jdbcUrl(url, limits), limits);
+        }
+    }
+
+    /** Returns the URL as the driver takes it, and puts user and password into the properties. */
+    static String jdbcUrl(String url, Properties properties) {
+        String plain = url.replaceFirst("^jdbc:", "").replaceFirst("^postgres(ql)?://", "");
+        int end = plain.split("[/?]", 2)[0].lastIndexOf('@');
+        if (end >= 0) {
+            String[] user = plain.substring(0, end).split(":", 2);
+            properties.setProperty("user", decode(user[0]));
+            if (user.length > 1) properties.setProperty("password", decode(user[1]));
+        }
+        return "jdbc:postgresql://" + plain.substring(end + 1);
+    }
+
+    private static String decode(String text) {
+        return URLDecoder.decode(text.replace("+", "%2B"), StandardCharsets.UTF_8);
+    }
+}
