@@ -380,13 +380,12 @@ final class Keeper implements Core.Actions {
         } finally {
             lock.unlock();
         }
-        if (first && !time.isZero()) {
-            String draining = session;
-            event(now -> core.drain());
+        String draining = session;
+        event(now -> core.drain());
+        if (first && draining != null && !time.isZero()) {
             pool.execute(() -> {
                 try {
-                    if (draining != null)
-                        repeat(draining, c -> Line.run(c, "SELECT eskit_lease.session_drain(?::uuid)", draining));
+                    repeat(draining, c -> Line.run(c, "SELECT eskit_lease.session_drain(?::uuid)", draining));
                 } catch (SQLException ended) { // nothing is left to drain
                 }
             });

@@ -45,6 +45,18 @@ public final class Leases implements AutoCloseable {
         return new Builder(Objects.requireNonNull(connector, "connector"), null);
     }
 
+    /**
+     * Makes a connection for the work, by a URL as {@link #builder(String)} takes it.
+     *
+     * @param url postgresql:// or jdbc:postgresql://, with the password or without
+     * @return a connection in autocommit
+     * @throws SQLException the driver's error
+     */
+    public static Connection connect(String url) throws SQLException {
+        Properties properties = new Properties();
+        return DriverManager.getConnection(jdbcUrl(url, properties), properties);
+    }
+
     /** {@return the state of the keeper} */
     public State state() {
         return keeper.state();

@@ -41,8 +41,9 @@ public abstract sealed class Scope permits Fenced, Item, Attempt {
     }
 
     /** {@return whether work may begin: the scope is not cancelled, and the last answer may still be believed} */
-    public synchronized boolean isTrusted() {
-        return !over && keeper.trusts(session);
+    public boolean isTrusted() {
+        if (!isOver() && !keeper.trusts(session)) cancel(); // a process that was stopped sees it here first
+        return !isOver();
     }
 
     /** {@return whether the work should come to its end: the scope is cancelled, or the keeper drains} */
