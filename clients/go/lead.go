@@ -36,6 +36,9 @@ func (l *Leases) TryLead(ctx context.Context, name string) (context.Context, *Le
 // Release ends the scope, and releases the lease to the first in line. It waits for fenced transactions that are open:
 // end yours before. After a TTL Release returns in any case, and the release goes on.
 func (d *Lead) Release() {
+	if d == nil { // of a TryLead
+		return
+	}
 	d.cancel(nil)
 	d.endWork()
 	select {

@@ -148,6 +148,9 @@ func newLeases(dsn string, options []Option) *Leases {
 	return l
 }
 
+// Name returns the consumer's name.
+func (l *Leases) Name() string { return l.name }
+
 // State returns the keeper's state.
 func (l *Leases) State() State {
 	l.mu.Lock()

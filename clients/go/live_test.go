@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -498,6 +499,38 @@ func TestJoinBeginsAnewAfterAnError(t *testing.T) {
 	}
 }
 
+func TestJoinReturnsWithoutANetwork(t *testing.T) {
+	p, by := through(t)
+	l, err := lease.Open(t.Context(), by, lease.WithTTL(ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := pool(t, dsn(t))
+	group := unique + t.Name()
+	do(t, db, `SELECT eskit_lease.group_create($1, 1)`, group)
+	ctx, cancel := context.WithCancel(t.Context())
+	begun, joined := make(chan bool), make(chan error)
+	go func() {
+		joined <- l.Join(ctx, group, func(ctx context.Context, _ *lease.Partition) error {
+			begun <- true
+			<-ctx.Done()
+			return nil
+		})
+	}()
+	<-begun
+	p.forget(true)
+	cancel()
+	select {
+	case err := <-joined:
+		if !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	case <-time.After(4 * ttl):
+		t.Error("hangs")
+	}
+	l.Close()
+}
+
 func TestWork(t *testing.T) {
 	l, db := open(t), pool(t, dsn(t))
 	queue := unique + t.Name()
@@ -578,45 +611,59 @@ func (busy) Begin(ctx context.Context) (pgx.Tx, error) {
 
 // An answer of item_claim that is lost leaves items claimed that nobody handles.
 func TestWorkGivesBackWhatALostAnswerClaimed(t *testing.T) {
-	p, by := through(t)
-	l, err := lease.Open(t.Context(), by, lease.WithTTL(4*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
 	db := pool(t, dsn(t))
-	queue := unique + t.Name()
-	do(t, db, `SELECT eskit_lease.queue_create($1)`, queue)
-	defer do(t, db, `SELECT eskit_lease.queue_drop($1, items => true)`, queue)
-	_, lead := mustLead(t, l, queue) // so the second connection is open
-	do(t, db, `SELECT eskit_lease.item_add($1, '{}')`, queue)
-	handled := make(chan lease.Item, 1)
-	time.Sleep(200 * time.Millisecond) // until the lead asks no more
-	p.forget(true)
-	ctx, cancel := context.WithCancel(t.Context())
-	worked := make(chan error)
-	go func() {
-		worked <- l.Work(ctx, queue, 1, db, func(_ context.Context, _ pgx.Tx, item lease.Item) error {
-			handled <- item
-			return nil
+	role := "go_test_consumer"
+	do(t, db, `DROP ROLE IF EXISTS `+role)
+	do(t, db, `CREATE ROLE `+role+` LOGIN PASSWORD 'only for this test'`)
+	do(t, db, `SELECT eskit_lease.grant_consumer($1)`, role)
+	defer do(t, db, `DROP OWNED BY `+role+`; DROP ROLE `+role)
+	for user, attempt := range map[string]int{"": 1, role: 2} { // a consumer may not look for the items, and ends its session
+		t.Run("as "+user, func(t *testing.T) {
+			p, by := through(t)
+			if user != "" {
+				u, _ := url.Parse(by)
+				u.User = url.UserPassword(user, "only for this test")
+				by = u.String()
+			}
+			l, err := lease.Open(t.Context(), by, lease.WithTTL(4*time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			queue := unique + t.Name()
+			do(t, db, `SELECT eskit_lease.queue_create($1)`, queue)
+			defer do(t, db, `SELECT eskit_lease.queue_drop($1, items => true)`, queue)
+			_, lead := mustLead(t, l, queue) // so the second connection is open
+			do(t, db, `SELECT eskit_lease.item_add($1, '{}')`, queue)
+			handled := make(chan lease.Item, 1)
+			time.Sleep(200 * time.Millisecond) // until the lead asks no more
+			p.forget(true)
+			ctx, cancel := context.WithCancel(t.Context())
+			worked := make(chan error)
+			go func() {
+				worked <- l.Work(ctx, queue, 1, db, func(_ context.Context, _ pgx.Tx, item lease.Item) error {
+					handled <- item
+					return nil
+				})
+			}()
+			eventually(t, "is claimed", func() bool {
+				return one[string](t, db, `SELECT state FROM eskit_lease.items WHERE queue = $1`, queue) == "claimed"
+			})
+			p.forget(false)
+			p.cut()
+			select {
+			case item := <-handled:
+				if item.Attempt != attempt {
+					t.Error("attempt", item.Attempt)
+				}
+			case <-time.After(10 * time.Second):
+				t.Error("is never handled")
+			}
+			cancel()
+			<-worked
+			lead.Release()
 		})
-	}()
-	eventually(t, "is claimed", func() bool {
-		return one[string](t, db, `SELECT state FROM eskit_lease.items WHERE queue = $1`, queue) == "claimed"
-	})
-	p.forget(false)
-	p.cut()
-	select {
-	case item := <-handled:
-		if item.Attempt != 1 {
-			t.Error("the attempt counted", item.Attempt)
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("is never handled")
 	}
-	cancel()
-	<-worked
-	lead.Release()
 }
 
 func TestOnce(t *testing.T) {
@@ -663,6 +710,14 @@ func TestOnce(t *testing.T) {
 		t.Error(outcome, err)
 	}
 	if outcome, err := l.Once(t.Context(), key, never); err != nil || outcome.State != "failed" || outcome.First {
+		t.Error(outcome, err)
+	}
+	key += "large" // a result that the server refuses must not let the function run again
+	large := func(context.Context, int64) (any, error) { return strings.Repeat("x", 2<<20), nil }
+	if outcome, err := l.Once(t.Context(), key, large); err == nil || outcome.State != "failed" {
+		t.Error(outcome.State, err)
+	}
+	if outcome, err := l.Once(t.Context(), key, never); err != nil || outcome.State != "failed" {
 		t.Error(outcome, err)
 	}
 }

@@ -72,20 +72,25 @@ func (l *Leases) execute(ctx context.Context, key, session string, fence int64, 
 	if err == nil {
 		defer s.cancel(nil)
 		value, err = work(s.ctx, fence)
+	} else {
+		retry = true // nothing was run
 	}
 	var text []byte
 	if err == nil {
 		text, err = json.Marshal(value)
 	}
-	if err != nil {
-		failed := l.exec(session, `SELECT eskit_lease.execution_fail($1::text, $2::bigint, $3::text, $4::boolean)`,
-			key, fence, err.Error(), retry)
-		l.complain("a run-once key was not failed", failed)
-		return Outcome{First: true, State: "failed"}, err
+	if err == nil {
+		err = s.judge(l.exec(session, `SELECT eskit_lease.execution_finish($1::text, $2::bigint, $3::jsonb)`,
+			key, fence, string(text)))
 	}
-	err = l.exec(session, `SELECT eskit_lease.execution_finish($1::text, $2::bigint, $3::jsonb)`, key, fence, string(text))
-	if err != nil {
-		return Outcome{First: true, State: "in_doubt"}, s.judge(err)
+	if err == nil {
+		return Outcome{First: true, State: "done", Result: text}, nil
 	}
-	return Outcome{First: true, State: "done", Result: text}, nil
+	failed := l.exec(session, `SELECT eskit_lease.execution_fail($1::text, $2::bigint, $3::text, $4::boolean)`,
+		key, fence, err.Error(), retry)
+	if failed != nil {
+		l.complain("a run-once key stays in doubt", failed)
+		return Outcome{First: true, State: "in_doubt"}, err
+	}
+	return Outcome{First: true, State: "failed"}, err
 }

@@ -20,15 +20,16 @@ type second struct {
 const idle = 10 * time.Second // after which the second connection is closed
 
 // query repeats a call for a session until the server answers it: the call must be one that may be repeated. It returns
-// ErrLost once the session is known to have ended, and ErrClosed when ctx is done.
+// ErrLost once the session is known to have ended, or the server has been silent for so long that it must have; and
+// ErrClosed when ctx is done.
 func query[T any](ctx context.Context, l *Leases, session, sql string, args ...any) ([]T, error) {
-	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		if l.Session() != session {
-			return nil, ErrLost
-		}
+	for pause := 50 * time.Millisecond; l.Session() == session; pause = min(2*pause, time.Second) {
 		rows, err := try[T](ctx, l, session, sql, args...)
 		if err == nil || answered(err) && !isBrief(err) {
 			return rows, err
+		}
+		if l.silence() > l.ttl {
+			return nil, errors.Join(ErrLost, err)
 		}
 		select {
 		case <-time.After(pause):
@@ -36,6 +37,14 @@ func query[T any](ctx context.Context, l *Leases, session, sql string, args ...a
 			return nil, errors.Join(ErrClosed, err)
 		}
 	}
+	return nil, ErrLost
+}
+
+// silence returns how long the trust has been over.
+func (l *Leases) silence() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.now() - max(l.core.TrustedUntil, 0)
 }
 
 // exec repeats the call of a function, whose answer does not matter, until the server answers it.

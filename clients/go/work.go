@@ -112,10 +112,14 @@ func (w *worker) claim(ctx context.Context, session string, free int) (begun int
 	return len(items), err
 }
 
-// unclaimStray gives items back that the session has claimed, and that no handler has.
+// unclaimStray gives items back that the session has claimed, and that no handler has. A role that may not look for them
+// closes the session, which frees them.
 func (w *worker) unclaimStray(session string) error {
 	rows, err := try[struct{ ID, Fence int64 }](w.l.life, w.l, session, `SELECT id, fence FROM eskit_lease.items
 		WHERE queue = $1::text AND session = $2::uuid AND state = 'claimed'`, w.queue, session)
+	if sqlstate(err) == "42501" {
+		return w.l.exec(session, `SELECT eskit_lease.session_close($1::uuid)`, session)
+	}
 	for _, row := range rows {
 		if !w.busy[claim{row.ID, row.Fence}] && err == nil {
 			err = w.unclaim(session, row.ID, row.Fence)

@@ -1,0 +1,175 @@
+// Package election elects leaders by leases, in the shape of Kubernetes' client-go: callbacks for the one process that
+// leads, or locks by name.
+package election
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"eskit.dev/lease"
+)
+
+// Callbacks are told what becomes of the leadership.
+type Callbacks struct {
+	// OnStartedLeading is the work of the leader. Its context is cancelled when the leadership ends. Only once it has
+	// returned can another process lead. To return earlier ends no leadership, except while the keeper drains.
+	OnStartedLeading func(ctx context.Context, lead *lease.Lead)
+	// OnStoppedLeading is called when Run returns, even if this process never led.
+	OnStoppedLeading func()
+	// OnNewLeader is called with the name of each new leader, also with this process's own. May be nil.
+	OnNewLeader func(name string)
+}
+
+// Config is what an [Elector] needs.
+type Config struct {
+	Leases    *lease.Leases
+	Name      string // of the lease
+	Callbacks Callbacks
+	// DB is asked who leads while another process does, by a role with grant_monitor. Without it OnNewLeader and GetLeader
+	// know of this process only.
+	DB interface {
+		QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	}
+	// RetryPeriod is the time between these questions. Default: 2 s.
+	RetryPeriod time.Duration
+}
+
+// Elector takes part in one election.
+type Elector struct {
+	Config
+	mu     sync.Mutex
+	leader string
+	leads  bool
+}
+
+// New returns an elector, or what its config lacks.
+func New(config Config) (*Elector, error) {
+	switch {
+	case config.Leases == nil:
+		return nil, errors.New("election: Leases must not be nil")
+	case config.Name == "":
+		return nil, errors.New("election: Name must not be empty")
+	case config.Callbacks.OnStartedLeading == nil:
+		return nil, errors.New("election: OnStartedLeading must not be nil")
+	case config.Callbacks.OnStoppedLeading == nil:
+		return nil, errors.New("election: OnStoppedLeading must not be nil")
+	case config.RetryPeriod < 0:
+		return nil, errors.New("election: RetryPeriod must not be negative")
+	case config.RetryPeriod == 0:
+		config.RetryPeriod = 2 * time.Second
+	}
+	return &Elector{Config: config}, nil
+}
+
+// Run waits for leadership, leads, and returns when the leadership has ended; or when ctx is done. Call it again to take
+// part again.
+func (e *Elector) Run(ctx context.Context) error {
+	defer e.Callbacks.OnStoppedLeading()
+	watching, stop := context.WithCancel(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		e.watch(watching)
+	}()
+	leading, lead, err := e.Leases.Lead(ctx, e.Name)
+	stop()
+	<-watched
+	if err != nil {
+		return err
+	}
+	defer lead.Release()
+	e.learn(e.Leases.Name(), true)
+	defer e.learn("", false)
+	e.Callbacks.OnStartedLeading(leading, lead)
+	select {
+	case <-leading.Done():
+		return context.Cause(leading)
+	case <-e.Leases.Draining():
+		return lease.ErrClosed
+	}
+}
+
+// RunForever takes part again and again, until ctx is done or the keeper is closed.
+func (e *Elector) RunForever(ctx context.Context) error {
+	for {
+		if err := e.Run(ctx); ctx.Err() != nil || errors.Is(err, lease.ErrClosed) {
+			return err
+		}
+	}
+}
+
+// GetLeader returns the name of the leader that was seen last; "" if none is known.
+func (e *Elector) GetLeader() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.leader
+}
+
+// IsLeader tells whether this process leads.
+func (e *Elector) IsLeader() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.leads
+}
+
+// watch asks for the leader until ctx is done.
+func (e *Elector) watch(ctx context.Context) {
+	for e.DB != nil && ctx.Err() == nil {
+		var leader string
+		err := e.DB.QueryRow(ctx, `SELECT consumer FROM eskit_lease.leases WHERE resource = $1::text AND state = 'held'`, e.Name).
+			Scan(&leader)
+		if err == nil && ctx.Err() == nil {
+			e.learn(leader, false)
+		}
+		select {
+		case <-time.After(e.RetryPeriod):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// learn notes who leads, and tells of a new leader.
+func (e *Elector) learn(leader string, leads bool) {
+	e.mu.Lock()
+	is := e.leader != leader
+	e.leader, e.leads = leader, leads
+	e.mu.Unlock()
+	if is && leader != "" && e.Callbacks.OnNewLeader != nil {
+		e.Callbacks.OnNewLeader(leader)
+	}
+}
+
+// Locks are locks by name that all processes share.
+type Locks struct{ Leases *lease.Leases }
+
+// Acquire waits for a lock. The caller must call release. Within a process, two acquisitions of one lock follow one another.
+func (l Locks) Acquire(ctx context.Context, id string) (release func(), err error) {
+	// The lock is to outlive the context, which limits the wait.
+	waiting, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	limit := context.AfterFunc(ctx, func() { stop(context.Cause(ctx)) })
+	_, lead, err := l.Leases.Lead(waiting, id)
+	if err == nil && !limit() { // the limit came first
+		lead.Release()
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		lead.Release()
+		stop(nil)
+	}, nil
+}
+
+// TryAcquire takes a lock if it is free.
+func (l Locks) TryAcquire(id string) (release func(), ok bool) {
+	_, lead, err := l.Leases.TryLead(context.Background(), id)
+	if err != nil || lead == nil {
+		return nil, false
+	}
+	return lead.Release, true
+}
