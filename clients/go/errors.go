@@ -10,9 +10,11 @@ import (
 
 // What an [Error] may be, for errors.Is; and the two errors of misuse.
 var (
-	// ErrLost: the scope has ended, with its lease or with the trust in its session. Begin anew; the keeper already does.
+	// ErrLost: the scope has ended, with its lease or with the trust in its session. Begin anew; the keeper already
+	// does.
 	ErrLost = errors.New("the lease, or the trust in it, has ended")
-	// ErrRefused: the server refused the fence, or asks to repeat (LF001, 55P03, 40001). Nothing was written: ask again.
+	// ErrRefused: the server refused the fence, or asks to repeat (LF001, 55P03, 40001). Nothing was written: ask
+	// again.
 	ErrRefused = errors.New("refused: nothing was written")
 	// ErrUnsure: the connection broke before COMMIT was answered, so the transaction may still commit. The scope has
 	// ended: whatever comes next begins under a new fence, which is granted only once that transaction has ended.

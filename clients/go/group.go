@@ -27,18 +27,19 @@ func (p *Partition) Position(ctx context.Context, tx Tx) (position int64, err er
 // Commit moves the cursor to position in a transaction of yours, and checks the fence: call it, with the position at
 // which your batch began, instead of [Scope.Guard]. If moved is false, the batch is done already: apply nothing.
 func (p *Partition) Commit(ctx context.Context, tx Tx, position, expected int64) (moved bool, err error) {
-	err = p.check(ctx, tx, &moved, `SELECT eskit_lease.cursor_commit($1::text, $2::int, $3::bigint, $4::bigint, $5::bigint)`,
+	err = p.check(ctx, tx, &moved,
+		`SELECT eskit_lease.cursor_commit($1::text, $2::int, $3::bigint, $4::bigint, $5::bigint)`,
 		p.Group, p.Number, position, p.fence, expected)
 	return moved, err
 }
 
-// Join makes the process a member of a group, and runs work for each partition that it owns, under the partition's fence.
-// The context of work is cancelled when the partition moves away: end what you have in hand, and return. If work returns
-// before, the partition is released, and work begins anew under a new fence: at once after [ErrRefused] and [ErrUnsure],
-// else after a pause of 0.1 s, which doubles to 10 s.
+// Join makes the process a member of a group, and runs work for each partition that it owns, under the partition's
+// fence. The context of work is cancelled when the partition moves away: end what you have in hand, and return. If work
+// returns before, the partition is released, and work begins anew under a new fence: at once after [ErrRefused] and
+// [ErrUnsure], else after a pause of 0.1 s, which doubles to 10 s.
 //
-// Join returns when ctx is done or the keeper drains, and all work has ended; or with the server's error. After a drain it
-// returns nil.
+// Join returns when ctx is done or the keeper drains, and all work has ended; or with the server's error. After a drain
+// it returns nil.
 func (l *Leases) Join(ctx context.Context, group string, work func(context.Context, *Partition) error) error {
 	end, err := l.begin(ctx, "group "+group, true)
 	if err != nil {
@@ -139,7 +140,8 @@ func (m *member) look(ctx context.Context, session string) (again <-chan time.Ti
 func (m *member) run(ctx context.Context, p *Partition, pause time.Duration) {
 	err := m.work(p.ctx, p)
 	if p.Trusted() && !errors.Is(err, ErrRefused) {
-		m.l.complain(fmt.Sprintf("the work of partition %d of %s ended", p.Number, m.group), cmp.Or(err, errors.New("it returned")))
+		what := fmt.Sprintf("the work of partition %d of %s ended", p.Number, m.group)
+		m.l.complain(what, cmp.Or(err, errors.New("it returned")))
 		p.failed = true
 		p.pause(pause)
 	}

@@ -149,7 +149,8 @@ func (l *Leases) ask(line *line, conn *pgx.Conn, action core.Action) (core.Answe
 	}
 	row := rows[0]
 	trust := time.Duration(row.Trust) * time.Millisecond
-	return core.Answer{Alive: row.Alive, Trust: trust, Revision: row.Revision, Reason: row.Reason, Session: row.Session}, nil
+	return core.Answer{Alive: row.Alive, Trust: trust, Revision: row.Revision, Reason: row.Reason,
+		Session: row.Session}, nil
 }
 
 // heard tells the core what another connection answered to a call for a session.

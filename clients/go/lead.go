@@ -17,7 +17,8 @@ type Lead struct {
 }
 
 // Lead waits for leadership. The context that it returns is cancelled when the leadership ends, and context.Cause tells
-// why. If ctx ends while Lead waits, the place in line is given up. Two leads of one name in a process follow one another.
+// why. If ctx ends while Lead waits, the place in line is given up. Two leads of one name in a process follow one
+// another.
 //
 //	ctx, lead, err := leases.Lead(ctx, "sub:orders")
 //	if err != nil {

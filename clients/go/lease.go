@@ -1,10 +1,10 @@
 // Package lease lets the processes of an application share work by leases of PostgreSQL's extension eskit_lease.
 //
 // A process opens one keeper, [Leases]. It keeps a session alive on a connection of its own, and has four verbs:
-// [Leases.Lead], [Leases.Join], [Leases.Work] and [Leases.Once]. What they give is a [Scope] with a fence and a context.
-// The context is cancelled as soon as the lease, or the trust in it, ends; context.Cause tells why. A process that is
-// stopped cannot notice that in time, so each transaction that writes checks its fence: [Scope.Transaction] does, and
-// [Scope.Guard] in a transaction of your own.
+// [Leases.Lead], [Leases.Join], [Leases.Work] and [Leases.Once]. What they give is a [Scope] with a fence and a
+// context. The context is cancelled as soon as the lease, or the trust in it, ends; context.Cause tells why. A process
+// that is stopped cannot notice that in time, so each transaction that writes checks its fence: [Scope.Transaction]
+// does, and [Scope.Guard] in a transaction of your own.
 //
 // Trust is counted by Go's monotonic clock. On Linux this clock stands still while the machine is suspended: for a
 // moment after that, a context may still look alive. The fence does not depend on any clock of the client.
@@ -52,7 +52,8 @@ type settings struct {
 // Option is a setting of [Open].
 type Option func(*settings)
 
-// WithName sets the consumer's name, which views and other consumers' answers show. Default: host, pid, a random number.
+// WithName sets the consumer's name, which views and other consumers' answers show. Default: host, pid, a random
+// number.
 func WithName(name string) Option { return func(s *settings) { s.name, s.named = name, true } }
 
 // WithTTL sets how long the session lives after a heartbeat. Longer than any pause to survive. Default: 30 s.
@@ -107,8 +108,9 @@ type Leases struct {
 	closing bool
 }
 
-// Open starts a keeper, and waits until its first session is trusted. If that takes longer than [WithPatience], it returns
-// the error of the last try. The connection string is pgx's, a URL or key=value; what it does not say, PG* variables do.
+// Open starts a keeper, and waits until its first session is trusted. If that takes longer than [WithPatience], it
+// returns the error of the last try. The connection string is pgx's, a URL or key=value; what it does not say, PG*
+// variables do.
 func Open(ctx context.Context, dsn string, options ...Option) (*Leases, error) {
 	l := newLeases(dsn, options)
 	switch {
@@ -137,7 +139,8 @@ func newLeases(dsn string, options []Option) *Leases {
 			name:    fmt.Sprintf("%s-%d-%08x", host, os.Getpid(), rand.Uint32()),
 			connect: func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, dsn) }},
 		begun: time.Now(), second: second{turn: make(chan struct{}, 1)}, state: Starting, scopes: map[*Scope]bool{},
-		draining: make(chan struct{}), closed: make(chan struct{}), asked: make(chan struct{}), turns: map[string]chan struct{}{},
+		draining: make(chan struct{}), closed: make(chan struct{}), asked: make(chan struct{}),
+		turns: map[string]chan struct{}{},
 	}
 	for _, set := range options {
 		set(&l.settings)
@@ -183,7 +186,8 @@ func (l *Leases) Drain(ctx context.Context) {
 	l.Close()
 }
 
-// DrainOn drains at the first of these signals, with a time limit for what has begun. The next one has its usual effect.
+// DrainOn drains at the first of these signals, with a time limit for what has begun. The next one has its usual
+// effect.
 func (l *Leases) DrainOn(limit time.Duration, signals ...os.Signal) {
 	caught, stop := signal.NotifyContext(context.Background(), signals...)
 	go func() {

@@ -24,9 +24,9 @@ const (
 	RetryFailed
 )
 
-// Once runs a function once for a key, at most, whichever process calls it; or tells what became of the key. The function
-// returns what is kept as the key's result, in JSON. Its context is cancelled when the trust in the session ends; pass
-// its fence to systems that can refuse an older one. Two calls for one key in a process follow one another.
+// Once runs a function once for a key, at most, whichever process calls it; or tells what became of the key. The
+// function returns what is kept as the key's result, in JSON. Its context is cancelled when the trust in the session
+// ends; pass its fence to systems that can refuse an older one. Two calls for one key in a process follow one another.
 //
 // If the function fails, the key is failed, and Once returns its error.
 func (l *Leases) Once(ctx context.Context, key string, work func(ctx context.Context, fence int64) (any, error),

@@ -76,9 +76,9 @@ func (s *Scope) Context() context.Context { return s.ctx }
 // Trusted tells whether the scope has not ended.
 func (s *Scope) Trusted() bool { return s.ctx.Err() == nil }
 
-// News waits for the first news since the scope began or News last returned: an event in the table of [WithWatch], or any
-// change of the session. So a loop may read until it finds nothing, then call News, and misses nothing. It returns an
-// error when the scope has ended.
+// News waits for the first news since the scope began or News last returned: an event in the table of [WithWatch], or
+// any change of the session. So a loop may read until it finds nothing, then call News, and misses nothing. It returns
+// an error when the scope has ended.
 func (s *Scope) News(ctx context.Context) error {
 	l := s.leases
 	l.mu.Lock()
@@ -106,8 +106,9 @@ type Beginner interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }
 
-// Guard checks the fence in a transaction of yours. Call it first, before you read what your writes depend on: from then
-// to its end, no other process gets the lease. If you cannot tell afterwards whether COMMIT succeeded, call [Scope.Unsure].
+// Guard checks the fence in a transaction of yours. Call it first, before you read what your writes depend on: from
+// then to its end, no other process gets the lease. If you cannot tell afterwards whether COMMIT succeeded, call
+// [Scope.Unsure].
 func (s *Scope) Guard(ctx context.Context, tx Tx) error {
 	var one int
 	return s.check(ctx, tx, &one, `SELECT 1 FROM eskit_lease.fence_check($1::text, $2::bigint)`, s.resource, s.fence)

@@ -112,8 +112,8 @@ func (w *worker) claim(ctx context.Context, session string, free int) (begun int
 	return len(items), err
 }
 
-// unclaimStray gives items back that the session has claimed, and that no handler has. A role that may not look for them
-// closes the session, which frees them.
+// unclaimStray gives items back that the session has claimed, and that no handler has. A role that may not look for
+// them closes the session, which frees them.
 func (w *worker) unclaimStray(session string) error {
 	rows, err := try[struct{ ID, Fence int64 }](w.l.life, w.l, session, `SELECT id, fence FROM eskit_lease.items
 		WHERE queue = $1::text AND session = $2::uuid AND state = 'claimed'`, w.queue, session)
@@ -151,7 +151,8 @@ func (w *worker) run(ctx context.Context, session string, item Item) {
 	case err == nil:
 		return
 	case begun: // after an unknown commit, too: then LF001 says that the item was done
-		err = w.l.exec(session, `SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3::text)`, item.ID, item.Fence, err.Error())
+		err = w.l.exec(session, `SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3::text)`,
+			item.ID, item.Fence, err.Error())
 	default:
 		if s != nil && ctx.Err() == nil {
 			w.l.complain("no transaction for an item", err)

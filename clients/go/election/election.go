@@ -29,8 +29,8 @@ type Config struct {
 	Leases    *lease.Leases
 	Name      string // of the lease
 	Callbacks Callbacks
-	// DB is asked who leads while another process does, by a role with grant_monitor. Without it OnNewLeader and GetLeader
-	// know of this process only.
+	// DB is asked who leads while another process does, by a role with grant_monitor. Without it OnNewLeader and
+	// GetLeader know of this process only.
 	DB interface {
 		QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	}
@@ -65,8 +65,8 @@ func New(config Config) (*Elector, error) {
 	return &Elector{Config: config}, nil
 }
 
-// Run waits for leadership, leads, and returns when the leadership has ended; or when ctx is done. Call it again to take
-// part again.
+// Run waits for leadership, leads, and returns when the leadership has ended; or when ctx is done. Call it again to
+// take part again.
 func (e *Elector) Run(ctx context.Context) error {
 	defer e.Callbacks.OnStoppedLeading()
 	watching, stop := context.WithCancel(ctx)
@@ -120,8 +120,8 @@ func (e *Elector) IsLeader() bool {
 func (e *Elector) watch(ctx context.Context) {
 	for e.DB != nil && ctx.Err() == nil {
 		var leader string
-		err := e.DB.QueryRow(ctx, `SELECT consumer FROM eskit_lease.leases WHERE resource = $1::text AND state = 'held'`, e.Name).
-			Scan(&leader)
+		err := e.DB.QueryRow(ctx, `SELECT consumer FROM eskit_lease.leases
+			WHERE resource = $1::text AND state = 'held'`, e.Name).Scan(&leader)
 		if err == nil && ctx.Err() == nil {
 			e.learn(leader, false)
 		}
@@ -146,7 +146,8 @@ func (e *Elector) learn(leader string, leads bool) {
 // Locks are locks by name that all processes share.
 type Locks struct{ Leases *lease.Leases }
 
-// Acquire waits for a lock. The caller must call release. Within a process, two acquisitions of one lock follow one another.
+// Acquire waits for a lock. The caller must call release. Within a process, two acquisitions of one lock follow one
+// another.
 func (l Locks) Acquire(ctx context.Context, id string) (release func(), err error) {
 	// The lock is to outlive the context, which limits the wait.
 	waiting, stop := context.WithCancelCause(context.WithoutCancel(ctx))

@@ -113,7 +113,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// The cases of client-go: acquire what nobody has, renew it, do not acquire what another has, acquire what was released.
+// The cases of client-go: acquire what nobody has, renew it, do not acquire what another has, acquire what was
+// released.
 func TestAcquireRenewRelease(t *testing.T) {
 	la, lb := open(t, "a"), open(t, "b")
 	db := pool(t)
@@ -192,7 +193,8 @@ func TestInstancesAndSubscriptions(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	for i, l := range leases {
 		for m := range subscriptions {
-			e, err := election.New(election.Config{Leases: l, Name: fmt.Sprint(unique, t.Name(), m), Callbacks: election.Callbacks{
+			name := fmt.Sprint(unique, t.Name(), m)
+			e, err := election.New(election.Config{Leases: l, Name: name, Callbacks: election.Callbacks{
 				OnStartedLeading: func(ctx context.Context, _ *lease.Lead) {
 					if leaders[m].Add(1) != 1 {
 						t.Error("two leaders")

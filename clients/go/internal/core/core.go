@@ -65,8 +65,8 @@ type call struct {
 	session string
 }
 
-// Core decides what the keeper of one process does. It is not safe for concurrent use. Its events return actions, in the
-// order in which to do them.
+// Core decides what the keeper of one process does. It is not safe for concurrent use. Its events return actions, in
+// the order in which to do them.
 type Core struct {
 	TTL      time.Duration
 	Takeover bool
@@ -316,8 +316,8 @@ func (c *Core) believe(now, sent, trust time.Duration) {
 	}
 }
 
-// ended is for a session that has ended. While it was trusted, only another process can have ended it. That one may have
-// the same name, and two such processes must not end each other's sessions for ever: hence the pause.
+// ended is for a session that has ended. While it was trusted, only another process can have ended it. That one may
+// have the same name, and two such processes must not end each other's sessions for ever: hence the pause.
 func (c *Core) ended(now time.Duration) {
 	taken := now < c.TrustedUntil
 	c.cancel()

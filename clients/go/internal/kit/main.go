@@ -297,7 +297,7 @@ func (p *program) apply(ctx context.Context, part *lease.Partition) error {
 }
 
 func (p *program) work(ctx context.Context, c command) error {
-	return p.leases.Work(ctx, c.Queue, max(c.Concurrency, 1), p.pool, func(ctx context.Context, tx pgx.Tx, item lease.Item) error {
+	handle := func(ctx context.Context, tx pgx.Tx, item lease.Item) error {
 		var payload struct{ Fail, Seconds float64 }
 		if err := item.Decode(&payload); err != nil {
 			return err
@@ -315,7 +315,8 @@ func (p *program) work(ctx context.Context, c command) error {
 			p.tell(c, "handled", about)
 		}
 		return err
-	})
+	}
+	return p.leases.Work(ctx, c.Queue, max(c.Concurrency, 1), p.pool, handle)
 }
 
 func (p *program) once(ctx context.Context, c command) error {
@@ -375,8 +376,8 @@ func (p *program) misuse(c command) {
 
 // errorName names an error as users of the library know it.
 func errorName(err error) string {
-	for name, known := range map[string]error{"ErrLost": lease.ErrLost, "ErrRefused": lease.ErrRefused, "ErrUnsure": lease.ErrUnsure,
-		"ErrClosed": lease.ErrClosed, "ErrNoTransaction": lease.ErrNoTransaction} {
+	for name, known := range map[string]error{"ErrLost": lease.ErrLost, "ErrRefused": lease.ErrRefused,
+		"ErrUnsure": lease.ErrUnsure, "ErrClosed": lease.ErrClosed, "ErrNoTransaction": lease.ErrNoTransaction} {
 		if errors.Is(err, known) {
 			return name
 		}
