@@ -22,7 +22,8 @@ NESTED = "the connection is in a transaction, whose commit this cannot see: begi
 
 
 class Statement:
-    """A statement in the notations of all drivers. It is written with %s, as for psycopg and Django.
+    """A statement in the notations of all drivers. It is written with %s, as for psycopg and Django, and
+    with CAST, as SQLAlchemy takes no :: after a parameter.
 
     `reads`: it asserts nothing, and may run outside of a transaction.
     """

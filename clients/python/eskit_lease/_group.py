@@ -17,8 +17,11 @@ JOIN = "SELECT eskit_lease.group_join(%s::text, %s::uuid) AS generation"
 LEAVE = "SELECT eskit_lease.group_leave(%s::text, %s::uuid) AS done"
 ASSIGNMENT = "SELECT partition, fence, state, revoke_in FROM eskit_lease.group_assignment(%s::text, %s::uuid)"
 RELEASE = "SELECT eskit_lease.group_release(%s::text, %s::int, %s::bigint) AS done"
-POSITION = Statement("SELECT eskit_lease.cursor_position(%s::text, %s::int)", reads=True)
-COMMIT = Statement("SELECT eskit_lease.cursor_commit(%s::text, %s::int, %s::bigint, %s::bigint, %s::bigint)")
+POSITION = Statement("SELECT eskit_lease.cursor_position(CAST(%s AS text), CAST(%s AS int))", reads=True)
+COMMIT = Statement(
+    """SELECT eskit_lease.cursor_commit(CAST(%s AS text), CAST(%s AS int), CAST(%s AS bigint), CAST(%s AS bigint),
+                                        expected => CAST(%s AS bigint))"""
+)
 
 FIRST_PAUSE_AFTER, LONGEST_PAUSE_AFTER = 0.1, 10.0  # seconds, after work that failed or returned
 

@@ -10,7 +10,7 @@ from typing import Any
 from ._drivers import Statement, block, block_sync, fetch, fetch_sync
 from ._errors import FENCE_REFUSED, Unsure, is_answer, meaning, sqlstate_of
 
-FENCE_CHECK = Statement("SELECT eskit_lease.fence_check(%s::text, %s::bigint)")
+FENCE_CHECK = Statement("SELECT eskit_lease.fence_check(CAST(%s AS text), CAST(%s AS bigint))")
 
 Call = tuple[Any, ...]  # a statement and its parameters
 

@@ -19,7 +19,7 @@ CLAIM = "SELECT id, key, payload::text, attempt, fence FROM eskit_lease.item_cla
 FAIL = "SELECT eskit_lease.item_fail(%s::bigint, %s::bigint, %s::text) AS done"
 UNCLAIM = "SELECT eskit_lease.item_unclaim(%s::bigint[], %s::bigint) AS done"
 CLAIMED = "SELECT id, fence FROM eskit_lease.items WHERE queue = %s::text AND session = %s::uuid AND state = 'claimed'"
-DONE = Statement("SELECT eskit_lease.item_done(ARRAY[%s::bigint], %s::bigint)")
+DONE = Statement("SELECT eskit_lease.item_done(ARRAY[CAST(%s AS bigint)], CAST(%s AS bigint))")
 
 MOST_ITEMS = 1000  # of one claim
 NO_PRIVILEGE = "42501"

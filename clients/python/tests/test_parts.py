@@ -21,10 +21,10 @@ from eskit_lease.sync import Leases as SyncLeases
 
 
 def test_a_statement_has_the_notations_of_all_drivers() -> None:
-    statement = Statement("SELECT f(%s::text, %s::bigint)")
-    assert statement.percent == "SELECT f(%s::text, %s::bigint)"
-    assert statement.dollar == "SELECT f($1::text, $2::bigint)"
-    assert statement.colon == "SELECT f(:p1::text, :p2::bigint)"
+    statement = Statement("SELECT f(CAST(%s AS text), %s)")
+    assert statement.percent == "SELECT f(CAST(%s AS text), %s)"
+    assert statement.dollar == "SELECT f(CAST($1 AS text), $2)"
+    assert statement.colon == "SELECT f(CAST(:p1 AS text), :p2)"
 
 
 class ServerError(Exception):
