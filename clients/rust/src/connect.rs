@@ -1,11 +1,19 @@
 //! Connections by a connection string, or else by the environment variables of libpq.
 
 use crate::error::Error;
-use crate::line::{Connect, Line};
+use crate::line::Connect;
 use std::env;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
-use tokio_postgres::{Config, NoTls, Socket};
+use tokio_postgres::{Client, Config, NoTls, Socket};
+
+/// Makes a connection for your own work, by the same string as [`Leases::builder`](crate::Leases::builder), and drives it
+/// in the background.
+pub async fn connect(dsn: &str) -> Result<Client, Error> {
+    let (client, driver) = by_dsn(dsn)?().await?;
+    tokio::spawn(driver);
+    Ok(client)
+}
 
 /// Returns what connects by a string, of which the environment fills in what is missing. `sslmode` is `require` or
 /// `verify-full` for TLS, both with a verified certificate, by the file `sslrootcert` or else the system's roots.
@@ -14,7 +22,7 @@ pub(crate) fn by_dsn(dsn: &str) -> Result<Connect, Error> {
     let mut config: Config = dsn.parse()?;
     fill_in(&mut config)?;
     match mode.or_else(|| env::var("PGSSLMODE").ok()).as_deref() {
-        None | Some("disable" | "allow" | "prefer") => Ok(connect(config, NoTls)),
+        None | Some("disable" | "allow" | "prefer") => Ok(by_config(config, NoTls)),
         Some("require" | "verify-ca" | "verify-full") => {
             config.ssl_mode(SslMode::Require);
             secure(config, roots.or_else(|| env::var("PGSSLROOTCERT").ok()))
@@ -62,7 +70,7 @@ fn fill_in(config: &mut Config) -> Result<(), Error> {
     Ok(())
 }
 
-fn connect<T>(config: Config, tls: T) -> Connect
+fn by_config<T>(config: Config, tls: T) -> Connect
 where
     T: MakeTlsConnect<Socket, Stream: Send + 'static, TlsConnect: Send> + Clone + Send + Sync + 'static,
     <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
@@ -71,7 +79,7 @@ where
         let (config, tls) = (config.clone(), tls.clone());
         Box::pin(async move {
             let (client, driver) = config.connect(tls).await?;
-            Ok(Line::new(client, driver))
+            Ok((client, Box::pin(async { drop(driver.await) }) as _))
         })
     })
 }
@@ -93,7 +101,7 @@ fn secure(config: Config, roots: Option<String>) -> Result<Connect, Error> {
     let provider = rustls::crypto::ring::default_provider();
     let versions = rustls::ClientConfig::builder_with_provider(provider.into()).with_safe_default_protocol_versions();
     let tls = versions.map_err(other)?.with_root_certificates(store).with_no_client_auth();
-    Ok(connect(config, tokio_postgres_rustls::MakeRustlsConnect::new(tls)))
+    Ok(by_config(config, tokio_postgres_rustls::MakeRustlsConnect::new(tls)))
 }
 
 #[cfg(not(feature = "rustls"))]

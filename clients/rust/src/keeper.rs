@@ -231,7 +231,8 @@ impl Keeper {
     }
 
     async fn new_line(&self) -> Result<Line, Error> {
-        Ok(timeout(self.ttl / 2, (self.connect)()).await.map_err(|_| timed_out())??)
+        let (client, driver) = timeout(self.ttl / 2, (self.connect)()).await.map_err(|_| timed_out())??;
+        Ok(Line::new(client, driver))
     }
 
     // ---- the second connection ----

@@ -138,11 +138,11 @@ impl Hold {
         let sent = self.keeper.began.elapsed();
         let rows = self.keeper.call(session, ACQUIRE, &[&self.name, session, &queue.to_string()]).await?;
         let answer = answer_of(rows.first())?;
-        self.keeper.heard(session, sent, &answer);
-        match rows.first() {
-            Some(row) if answer.alive => Ok((row.try_get("fence")?, answer.reason)),
-            _ => Err(Error::lost()),
+        let fence = rows.first().and_then(|row| row.try_get("fence").ok());
+        if fence.is_some() || !answer.alive {
+            self.keeper.heard(session, sent, &answer); // a refusal tells no trust
         }
+        if answer.alive { Ok((fence, answer.reason)) } else { Err(Error::lost()) }
     }
 
     /// Releases the lease under its fence; without one, gives up whatever the session may have of it.

@@ -5,7 +5,7 @@ use crate::keeper::{Keeper, timed_out};
 use crate::settings::Builder;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration, time::Instant};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::{signal, time::sleep, time::timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -51,6 +51,11 @@ impl Leases {
     /// Returns the session's handle; None if there is no session. Keep it private.
     pub fn session(&self) -> Option<String> {
         self.keeper.now().1
+    }
+
+    /// Returns when the trust in the session ends, unless the server is heard again before.
+    pub fn trusted_until(&self) -> Instant {
+        self.keeper.now().2
     }
 
     /// Drains: nothing new begins, and each scope is told to end. When all have ended, or after `within`, when the rest is

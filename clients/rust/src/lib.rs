@@ -18,6 +18,7 @@ mod settings;
 mod transaction;
 mod work;
 
+pub use connect::connect;
 pub use error::{BoxError, Cause, Error, State};
 pub use group::Partition;
 pub use lead::Lead;

@@ -7,7 +7,8 @@ use tokio_postgres::{Client, Row};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-pub(crate) type Connect = Box<dyn Fn() -> BoxFuture<Result<Line, BoxError>> + Send + Sync>;
+/// Makes a client, and the future that drives it.
+pub(crate) type Connect = Box<dyn Fn() -> BoxFuture<Result<(Client, BoxFuture<()>), BoxError>> + Send + Sync>;
 
 #[derive(Clone)]
 pub(crate) struct Line {
@@ -16,11 +17,10 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    pub fn new(client: Client, driver: impl Future + Send + 'static) -> Self {
+    pub fn new(client: Client, mut driver: BoxFuture<()>) -> Self {
         let closing = CancellationToken::new();
         let line = Line { client: Arc::new(client), _open: Arc::new(closing.clone().drop_guard()) };
         tokio::spawn(async move {
-            tokio::pin!(driver);
             if closing.run_until_cancelled(&mut driver).await.is_none() {
                 let _ = tokio::time::timeout(Duration::from_millis(100), driver).await; // it takes leave, if it can
             }

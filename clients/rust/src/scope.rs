@@ -72,7 +72,7 @@ impl Scope {
 
     /// When the trust ends, unless the server is heard again before.
     pub fn trusted_until(&self) -> Instant {
-        self.leases.keeper.now().2
+        self.leases.trusted_until()
     }
 
     /// Waits for news: an event in the table that the keeper watches, or a change of what the session holds. Returns at

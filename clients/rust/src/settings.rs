@@ -2,7 +2,7 @@
 
 use crate::connect;
 use crate::error::{BoxError, Error, State};
-use crate::line::{Connect, Line};
+use crate::line::Connect;
 use std::hash::{BuildHasher, RandomState};
 use std::{env, fs, process, time::Duration};
 use tokio_postgres::Client;
@@ -37,7 +37,7 @@ impl Builder {
             let connected = connect();
             Box::pin(async move {
                 let (client, driver) = connected.await.map_err(E::into)?;
-                Ok(Line::new(client, driver))
+                Ok((client, Box::pin(async { drop(driver.await) }) as _))
             })
         })))
     }
