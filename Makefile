@@ -29,7 +29,7 @@ test-ends: ## all tests on 15 and 19; on 16, 17 and 18 what depends on the major
 	@pg_test/setup $(MAJORS)
 	@pg_test/run --ends $(MAJORS)
 
-test-clients: LANGUAGES ?= python typescript go rust
+test-clients: LANGUAGES ?= python typescript go java rust
 test-clients: ## the client libraries, each alone and all of them mixed (LANGUAGES='python go')
 	@pg_test/setup 15
 	@LANGUAGES='$(LANGUAGES)' KIT=all pg_test/run 15 clients
