@@ -315,6 +315,6 @@ def test_misuse_is_a_clear_error(alone, case):
     program = alone.start()
     told = program.wait("misused", program.do("misuse", case=case), case=case)
     error = told["error"]
-    # Where to make a keeper is to open it, none can be opened twice.
-    assert case == "open_twice" or (error is None) == (case == "two_threads"), told
+    # Where to make a keeper is to open it, there is none that is not open, and none is opened twice.
+    assert case in ("before_open", "open_twice") or (error is None) == (case == "two_threads"), told
     assert error is None or not any(bad in error.lower() for bad in ("nullpointer", "attributeerror", "panic", "nil pointer"))
