@@ -44,7 +44,9 @@ public final class Attempt extends Scope {
                 if (begin != null) {
                     Attempt attempt = new Attempt(keeper, key, session, begin.fence);
                     if (keeper.begin(attempt)) return attempt.run(function);
-                    attempt.end("eskit_lease.execution_fail(?::text, ?::bigint, ?::text, retry => true)", "not begun");
+                    // Asked again, the session gets this fence again. If it is not to ask again, the key is free.
+                    String free = "eskit_lease.execution_fail(?::text, ?::bigint, ?::text, retry => true)";
+                    if (keeper.isStopping()) attempt.end(free, "not begun");
                 }
                 keeper.await(() -> keeper.asks() > noted, Keeper.now() + Math.min(1_000, keeper.ttl / 6));
             }
@@ -73,21 +75,27 @@ public final class Attempt extends Scope {
 
     private Outcome run(Function function) throws Exception {
         try {
-            String result = function.call(this);
+            String result;
+            try {
+                result = function.call(this);
+            } catch (Throwable error) {
+                fail(error);
+                throw error;
+            }
             end("eskit_lease.execution_finish(?::text, ?::bigint, ?::jsonb)", result);
             return new Outcome(true, "done", result);
-        } catch (Throwable error) {
-            if (!(error instanceof LeaseException)) fail(error);
-            throw error;
         } finally {
             finish();
             keeper.end(this);
         }
     }
 
+    /** Lets the next call run the function again; but not if it is unknown how far the function came. */
     private void fail(Throwable error) {
+        boolean unknown = error instanceof LeaseException.Lost || error instanceof LeaseException.Unsure;
+        String call = "eskit_lease.execution_fail(?::text, ?::bigint, ?::text, retry => " + !unknown + ")";
         try {
-            end("eskit_lease.execution_fail(?::text, ?::bigint, ?::text)", String.valueOf(error));
+            end(call, String.valueOf(error));
         } catch (SQLException ended) { // the key is in doubt; the function's error tells more
             error.addSuppressed(ended);
         }
