@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import subprocess
 import threading
 import time
@@ -133,12 +132,11 @@ class LosingLink(Link):
                     target.sendall(data)
                     continue
                 self.lose, self.lost = None, self.lost + 1
+                # The client learns at once that the connection is lost, and the server does not.
+                source.shutdown(socket.SHUT_RDWR)
+                held = target.dup()
                 if way == "after":
                     target.sendall(data)
-                # A reset: the client learns at once that the connection is lost, and the server does not.
-                source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                held = target.dup()
-                source.shutdown(socket.SHUT_RDWR)
                 self.held.append(held)
                 return
         except OSError:

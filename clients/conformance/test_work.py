@@ -74,8 +74,8 @@ def test_an_unknown_commit_applies_no_event_twice(world, way):
     world.add_events(2, LAST)
     link = world.link(kind=LosingLink)
     programs = [world.start(work=world.url(link.port)) for _ in range(2)]
-    join(programs)
-    for _ in range(5):
+    join(programs, every=TTL / 30)
+    for _ in range(10):
         lost = link.lost
         link.lose = way
         wait_until(lambda: link.lost > lost or world.has("SELECT count(*) FROM kit_applied") >= 2 * LAST)  # noqa: B023
