@@ -21,12 +21,16 @@ pub struct Once {
     pub result: Option<String>,
 }
 
+/// The fence, or what became of the key.
 type Begun = Result<(i64, CancellationToken), Once>;
+/// The result, or the error and whether the key is free again.
+type Ended = Result<String, (String, bool)>;
 
 impl Leases {
     /// Runs a function once for a key, in all processes. The function gets the fence, and returns a result that displays
-    /// as JSON (`serde_json::Value` does). If it fails, the key is free again. If its future is dropped, or the trust
-    /// ends, the key stays failed or in doubt until `execution_resolve`.
+    /// as JSON (`serde_json::Value` does). If it fails, the key is free again. If it is not known how far it came, as its
+    /// future was dropped, or it failed with [`Error::Lost`] or [`Error::Unsure`], the key stays failed or in doubt until
+    /// `execution_resolve`.
     pub async fn once<R, F>(&self, key: &str, function: F) -> Result<Once, Error>
     where
         R: Display,
@@ -39,9 +43,13 @@ impl Leases {
             Ok(Err(once)) => return Ok(once),
             Err(_) => return Err(running.await.err().unwrap_or(Error::Closed)),
         };
-        let done = over.run_until_cancelled(function(fence)).await.ok_or_else(Error::lost)?;
-        let done = done.map(|result| result.to_string());
-        let _ = finish.send(done.as_ref().map(String::clone).map_err(|error| error.to_string()));
+        let done = over.run_until_cancelled(function(fence)).await.ok_or_else(|| Error::lost().of(key, fence))?;
+        let done = done.map(|result| result.to_string()).map_err(Error::from);
+        let _ = finish.send(match &done {
+            Ok(result) => Ok(result.clone()),
+            // Without its end it is not known how far it came.
+            Err(error) => Err((error.to_string(), !matches!(error, Error::Lost(_) | Error::Unsure(_)))),
+        });
         let finished = running.await;
         let result = Some(done?);
         finished.map(|()| Once { first: true, state: "done".into(), result })
@@ -54,7 +62,7 @@ async fn attempt(
     key: String,
     end: CancellationToken,
     tell: oneshot::Sender<Begun>,
-    finished: oneshot::Receiver<Result<String, String>>,
+    finished: oneshot::Receiver<Ended>,
 ) -> Result<(), Error> {
     let _turn = keeper.until(&end, keeper.turn("once", &key).lock_owned()).await?;
     let (session, scopes, row) = loop {
@@ -75,7 +83,7 @@ async fn attempt(
             let finish = "SELECT eskit_lease.execution_finish($1, $2::bigint, $3::jsonb)";
             return keeper.call(&session, finish, &[&key, &fence, &result]).await.map(drop);
         }
-        Ok(Err(error)) => (error, true),
+        Ok(Err(error)) => error,
         Err(_) => ("the call was dropped".to_owned(), !was_told),
     };
     let fail = "SELECT eskit_lease.execution_fail($1, $2::bigint, $3, $4::boolean)";

@@ -53,6 +53,7 @@ async fn leadership_goes_from_one_to_the_next() -> Done {
     let db = client(&dsn).await?;
     until(&db, "SELECT EXISTS (SELECT FROM eskit_lease.waiters WHERE resource = $1)", &name).await?;
     let first = lead.fence();
+    assert_eq!(two.state(), State::Trusted, "a refusal ends no trust");
     lead.release().await;
     let lead = waiting.await??;
     assert!(lead.fence() > first);
@@ -249,6 +250,10 @@ async fn a_key_runs_once() -> Done {
     let (leases, key) = (open(&dsn).await?, name("key"));
     let failed = leases.once(&key, async |_| Err::<&str, _>("at first".into())).await;
     assert!(matches!(failed, Err(Error::Other(_))));
+    let unsure = name("unsure");
+    let failed = leases.once(&unsure, async |_| Err::<&str, _>(Error::Unsure(Default::default()).into())).await;
+    assert!(matches!(failed, Err(Error::Unsure(_))));
+    assert_eq!(leases.once(&unsure, async |_| Ok("null")).await?.state, "failed");
     let (one, two) = tokio::join!(leases.once(&key, async |_| Ok("[1]")), leases.once(&key, async |_| Ok("[2]")));
     let (one, two) = (one?, two?);
     assert!(one.first != two.first && one.result == two.result && two.state == "done", "{one:?} {two:?}");
