@@ -9,15 +9,11 @@ import javax.sql.DataSource;
 public abstract sealed class Fenced extends Scope permits Lead, Partition {
     /**
      * The work of a transaction.
-     *
-     * @param <T> the type of the result
-     * @param <X> what it throws
      */
     public interface Work<T, X extends Exception> {
         /**
          * Works in the transaction, and neither commits nor rolls back.
          *
-         * @param transaction the connection
          * @return the result, or null
          * @throws SQLException an error of the database
          * @throws X any other error; each rolls back
@@ -54,8 +50,6 @@ public abstract sealed class Fenced extends Scope permits Lead, Partition {
     /**
      * Runs a transaction on a connection of the source: begins, guards, works, commits.
      *
-     * @param <T> the type of the result
-     * @param <X> what the work throws
      * @param source gives the connection
      * @param work is called after the fence was checked
      * @return the work's result, once it is committed
@@ -71,8 +65,6 @@ public abstract sealed class Fenced extends Scope permits Lead, Partition {
     /**
      * Runs a transaction on a connection that is in none, as {@link #transaction(DataSource, Work)} does.
      *
-     * @param <T> the type of the result
-     * @param <X> what the work throws
      * @param connection is used for this transaction
      * @param work is called after the fence was checked
      * @return the work's result, once it is committed

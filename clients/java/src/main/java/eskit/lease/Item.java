@@ -16,7 +16,6 @@ public final class Item extends Scope {
         /**
          * Handles an item in the transaction that also finishes it.
          *
-         * @param item the item
          * @param transaction a connection of the application's source; neither commit it nor roll it back
          * @throws Exception fails the attempt: the transaction is rolled back, and the item tried again as its queue says
          */

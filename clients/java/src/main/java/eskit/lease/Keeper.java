@@ -37,7 +37,7 @@ final class Keeper implements Core.Actions {
     private final AtomicBoolean rechecks = new AtomicBoolean(); // one is to begin
     private Line line; // the one whose events count
     private CompletableFuture<Void> told = CompletableFuture.completedFuture(null);
-    private String warned; // the last warning, until there is trust again
+    private String warned; // the last warning, until a call is answered: one line for many tries
     private volatile long asks;
     private volatile double trustedUntil = Core.NEVER;
     private volatile String session;
@@ -86,7 +86,6 @@ final class Keeper implements Core.Actions {
     private void become(State next) {
         State before = state;
         state = next;
-        if (next == State.TRUSTED) warned = null;
         boolean bad = next == State.DOUBTING || next == State.LOST;
         tell(bad ? Level.WARNING : Level.INFO, "keeper " + settings.name() + ": " + before + " -> " + next);
         tell(() -> settings.onState().accept(next));
@@ -98,7 +97,12 @@ final class Keeper implements Core.Actions {
 
     /** Logging and hooks run in order, on a thread of their own: they may be slow. */
     private void tell(Runnable action) {
-        told = told.thenRunAsync(action, pool).exceptionally(error -> null);
+        lock.lock();
+        try {
+            told = told.thenRunAsync(action, pool).exceptionally(error -> null);
+        } finally {
+            lock.unlock();
+        }
     }
 
     /** Ticks in time, whatever the connections do. */
@@ -195,6 +199,7 @@ final class Keeper implements Core.Actions {
                                 event(now -> {
                                     if (line != mine) return;
                                     if (error == null) {
+                                        warned = null;
                                         core.answered(now, answered);
                                     } else {
                                         lastError = error;
@@ -337,8 +342,14 @@ final class Keeper implements Core.Actions {
     }
 
     void open() throws SQLException, InterruptedException {
-        if (await(() -> state() == State.TRUSTED, now() + settings.patience().toMillis())) return;
-        close();
+        boolean opened = false;
+        try {
+            opened = await(
+                    () -> state() == State.TRUSTED, now() + settings.patience().toMillis());
+        } finally {
+            if (!opened) close();
+        }
+        if (opened) return;
         if (lastError instanceof SQLException error) throw error;
         throw new SQLException("no session within " + settings.patience(), "08001", lastError);
     }
@@ -364,7 +375,7 @@ final class Keeper implements Core.Actions {
     }
 
     void failed(String what, Throwable error) {
-        tell(() -> LOG.log(Level.WARNING, what + " failed: " + error, error));
+        tell(Level.WARNING, what + " failed: " + error);
     }
 
     // ---- the end ----
@@ -402,7 +413,7 @@ final class Keeper implements Core.Actions {
     private synchronized void finish() {
         if (state == State.CLOSED && closeBy < Core.ALWAYS) return;
         double began = now();
-        closeBy = began + ttl;
+        closeBy = began + 0.95 * ttl;
         cancel();
         quietly(() -> await(scopes::isEmpty, began + ttl / 2));
         String closing = session;
@@ -418,7 +429,10 @@ final class Keeper implements Core.Actions {
             }
         } finally {
             closeBy = now();
-            event(now -> core.close());
+            event(now -> {
+                core.close();
+                if (line != null) disconnect(); // it was being made
+            });
             closeSecond(secondCalls);
         }
     }

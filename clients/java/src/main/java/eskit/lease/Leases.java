@@ -28,7 +28,6 @@ public final class Leases implements AutoCloseable {
      * Begins to set up a keeper.
      *
      * @param url postgresql:// or jdbc:postgresql://, with the password or without
-     * @return the settings
      */
     public static Builder builder(String url) {
         Objects.requireNonNull(url, "url");
@@ -39,7 +38,6 @@ public final class Leases implements AutoCloseable {
      * Begins to set up a keeper that makes its connections by a function: for TLS, or for tokens that expire.
      *
      * @param connector makes a connection of its own, not of a pool, within half of the TTL
-     * @return the settings
      */
     public static Builder builder(Callable<Connection> connector) {
         return new Builder(Objects.requireNonNull(connector, "connector"), null);
@@ -50,7 +48,6 @@ public final class Leases implements AutoCloseable {
      *
      * @param url postgresql:// or jdbc:postgresql://, with the password or without
      * @return a connection in autocommit
-     * @throws SQLException the driver's error
      */
     public static Connection connect(String url) throws SQLException {
         Properties properties = new Properties();
@@ -72,8 +69,6 @@ public final class Leases implements AutoCloseable {
      *
      * @param name any name, or a semaphore's
      * @return the scope; close it to release the lease
-     * @throws SQLException the driver's error
-     * @throws InterruptedException if the thread is interrupted
      * @throws IllegalStateException if the keeper drains or is closed
      */
     public Lead lead(String name) throws SQLException, InterruptedException {
@@ -86,8 +81,6 @@ public final class Leases implements AutoCloseable {
      * @param name any name, or a semaphore's
      * @param time how long to wait at most
      * @return the scope; empty if leadership did not come in time
-     * @throws SQLException the driver's error
-     * @throws InterruptedException if the thread is interrupted
      */
     public Optional<Lead> tryLead(String name, Duration time) throws SQLException, InterruptedException {
         return Optional.ofNullable(Lead.acquire(keeper, name, Keeper.now() + time.toMillis(), true));
@@ -98,8 +91,6 @@ public final class Leases implements AutoCloseable {
      *
      * @param name any name, or a semaphore's
      * @return the scope; empty if another leads
-     * @throws SQLException the driver's error
-     * @throws InterruptedException if the thread is interrupted
      */
     public Optional<Lead> tryLead(String name) throws SQLException, InterruptedException {
         return Optional.ofNullable(Lead.acquire(keeper, name, Keeper.now(), false));
@@ -108,9 +99,7 @@ public final class Leases implements AutoCloseable {
     /**
      * Joins a group, and runs a task, on a thread of its own, for each partition that the process owns.
      *
-     * @param group the name of the group
      * @param task what to do in a partition
-     * @return the membership; close it to leave the group
      */
     public Running join(String group, Partition.Task task) {
         return start("group " + group, new Partition.Member(keeper, group, task));
@@ -119,11 +108,9 @@ public final class Leases implements AutoCloseable {
     /**
      * Claims items of a queue, and handles each on a thread of its own, in a transaction that also finishes the item.
      *
-     * @param queue the name of the queue
      * @param concurrency how many items at once, from 1
      * @param source gives the connections of the transactions
      * @param handler what to do with an item
-     * @return the worker; close it to stop
      */
     public Running work(String queue, int concurrency, DataSource source, Item.Handler handler) {
         if (concurrency < 1) throw new IllegalArgumentException("concurrency must be positive");
@@ -139,7 +126,6 @@ public final class Leases implements AutoCloseable {
      * Calls a function on this thread once for a run-once key, or tells what became of the key.
      *
      * @param key 1 to 255 bytes
-     * @param function what to call
      * @return the outcome
      * @throws Exception what the function throws; Lost or Refused if the attempt is over; the driver's error
      * @throws IllegalStateException if the keeper drains or is closed
@@ -190,7 +176,6 @@ public final class Leases implements AutoCloseable {
          * Sets the consumer's name.
          *
          * @param name by default the host, the pid and a random part
-         * @return this
          */
         public Builder name(String name) {
             this.name = name;
@@ -201,7 +186,6 @@ public final class Leases implements AutoCloseable {
          * Sets how long the session outlives its last heartbeat.
          *
          * @param ttl by default 30 s
-         * @return this
          */
         public Builder ttl(Duration ttl) {
             this.ttl = ttl;
@@ -212,7 +196,6 @@ public final class Leases implements AutoCloseable {
          * Lets the first session take over what former sessions of the same name have. No two processes may share the name.
          *
          * @param takeover by default false
-         * @return this
          */
         public Builder takeover(boolean takeover) {
             this.takeover = takeover;
@@ -223,7 +206,6 @@ public final class Leases implements AutoCloseable {
          * Watches a table of events, whose positions come from position_next: new events are news.
          *
          * @param table by default none
-         * @return this
          */
         public Builder watch(String table) {
             this.watch = table;
@@ -234,7 +216,6 @@ public final class Leases implements AutoCloseable {
          * Sets how long {@link #build} tries.
          *
          * @param patience by default 30 s
-         * @return this
          */
         public Builder patience(Duration patience) {
             this.patience = patience;
@@ -245,7 +226,6 @@ public final class Leases implements AutoCloseable {
          * Sets a hook that is called, on a thread of the keeper, with each new state.
          *
          * @param hook by default none
-         * @return this
          */
         public Builder onState(Consumer<State> hook) {
             this.onState = hook;
@@ -255,9 +235,7 @@ public final class Leases implements AutoCloseable {
         /**
          * Opens the keeper, and waits until its session is trusted.
          *
-         * @return the keeper
          * @throws SQLException the error of the last try, when the patience is over
-         * @throws InterruptedException if the thread is interrupted
          * @throws IllegalStateException if the builder has built a keeper, or takeover has no name
          */
         public Leases build() throws SQLException, InterruptedException {
@@ -285,6 +263,7 @@ public final class Leases implements AutoCloseable {
         /** Connects with limits of its own: the driver waits without end by default. */
         private static Connection connect(String url, Duration ttl) throws SQLException {
             Properties limits = new Properties();
+            limits.setProperty("assumeMinServerVersion", "10"); // the driver needs no SET then
             String seconds = String.valueOf((ttl.toMillis() + 1_999) / 2_000);
             for (String limit : new String[] {"connectTimeout", "socketTimeout", "loginTimeout"})
                 limits.setProperty(limit, seconds);

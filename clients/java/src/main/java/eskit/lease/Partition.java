@@ -15,7 +15,6 @@ public final class Partition extends Fenced {
          * Works until the scope is cancelled, which interrupts the thread. When it returns or throws earlier, the partition
          * is released, and begins anew under a new fence.
          *
-         * @param partition the scope
          * @throws Exception is logged
          */
         void in(Partition partition) throws Exception;
@@ -35,10 +34,6 @@ public final class Partition extends Fenced {
 
     /**
      * Reads the position up to which the group has come; 0 at the beginning.
-     *
-     * @param transaction the connection
-     * @return the position
-     * @throws SQLException the driver's error
      */
     public long position(Connection transaction) throws SQLException {
         return Line.row(

@@ -58,8 +58,6 @@ public abstract sealed class Scope permits Fenced, Item, Attempt {
 
     /**
      * Runs an action, on a thread of the keeper, when the scope is cancelled; at once if it is.
-     *
-     * @param action what to run
      */
     public void onCancelled(Runnable action) {
         cancelled.thenRunAsync(action, keeper.pool);
@@ -68,8 +66,6 @@ public abstract sealed class Scope permits Fenced, Item, Attempt {
     /**
      * Calls the work on this thread, and interrupts the thread when the scope is cancelled.
      *
-     * @param <T> the type of the result
-     * @param work what to call
      * @return the work's result
      * @throws Exception what the work throws; Lost instead of an InterruptedException of the scope's cancellation
      */
@@ -95,7 +91,6 @@ public abstract sealed class Scope permits Fenced, Item, Attempt {
      * {@link Leases.Builder#watch} that includes new events.
      *
      * @return false if the scope is cancelled
-     * @throws InterruptedException if the thread is interrupted
      */
     public boolean news() throws InterruptedException {
         keeper.await(() -> isOver() || keeper.asks() > seen, Core.ALWAYS);
