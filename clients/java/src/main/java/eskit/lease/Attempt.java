@@ -92,10 +92,10 @@ public final class Attempt extends Scope {
 
     /** Lets the next call run the function again; but not if it is unknown how far the function came. */
     private void fail(Throwable error) {
-        boolean unknown = error instanceof LeaseException.Lost || error instanceof LeaseException.Unsure;
-        String call = "eskit_lease.execution_fail(?::text, ?::bigint, ?::text, retry => " + !unknown + ")";
+        boolean known = !(error instanceof Lost) && !(error instanceof LeaseException.Unsure);
+        String sql = "SELECT eskit_lease.execution_fail(?::text, ?::bigint, ?::text, retry => ?::boolean)";
         try {
-            end(call, String.valueOf(error));
+            keeper.repeat(session(), c -> Line.run(c, sql, name(), fence(), String.valueOf(error), known));
         } catch (SQLException ended) { // the key is in doubt; the function's error tells more
             error.addSuppressed(ended);
         }

@@ -228,8 +228,8 @@ final class Core {
     }
 
     /**
-     * The session has ended. While it was trusted, only another process can have ended it, which may have the same name:
-     * two such processes must not end each other for ever.
+     * The session has ended. While it was trusted, only another process can have ended it, which may have the same
+     * name: two such processes must not end each other for ever.
      */
     private void ended(double now) {
         boolean taken = now < trustedUntil;

@@ -17,7 +17,7 @@ public final class Item extends Scope {
          * Handles an item in the transaction that also finishes it.
          *
          * @param transaction a connection of the application's source; neither commit it nor roll it back
-         * @throws Exception fails the attempt: the transaction is rolled back, and the item tried again as its queue says
+         * @throws Exception fails the attempt: rolls back, and the item is tried again as its queue says
          */
         void handle(Item item, Connection transaction) throws Exception;
     }

@@ -33,7 +33,7 @@ final class Keeper implements Core.Actions {
     private final ReentrantLock lock = new ReentrantLock(); // is never held over a call on the network
     private final Condition changed = lock.newCondition();
     private final Core core;
-    private final Set<Scope> scopes = ConcurrentHashMap.newKeySet();
+    private final Set<Handed> scopes = ConcurrentHashMap.newKeySet();
     private final AtomicBoolean rechecks = new AtomicBoolean(); // one is to begin
     private Line line; // the one whose events count
     private CompletableFuture<Void> told = CompletableFuture.completedFuture(null);
@@ -61,6 +61,17 @@ final class Keeper implements Core.Actions {
                 this);
         event(now -> core.start());
         Line.daemon("eskit-lease timer", this::keepTime).start();
+    }
+
+    /** What the keeper hands out: a scope. */
+    abstract static class Handed {
+        abstract String session();
+
+        /** Never waits. */
+        abstract void cancel();
+
+        /** Asks whether it is still held, at an ask of the keeper. */
+        void recheck() {}
     }
 
     static double now() {
@@ -149,7 +160,8 @@ final class Keeper implements Core.Actions {
     @Override
     public void open(boolean takeover) {
         call(
-                "SELECT true, trust_ms, revision, '', session::text FROM eskit_lease.session_open(?::text, ?::interval, takeover => ?::boolean)",
+                "SELECT true, trust_ms, revision, '', session::text"
+                        + " FROM eskit_lease.session_open(?::text, ?::interval, takeover => ?::boolean)",
                 settings.name(),
                 (long) ttl + " ms",
                 takeover);
@@ -168,7 +180,7 @@ final class Keeper implements Core.Actions {
 
     @Override
     public void cancel() {
-        scopes.forEach(Scope::cancel);
+        scopes.forEach(Handed::cancel);
     }
 
     @Override
@@ -355,7 +367,7 @@ final class Keeper implements Core.Actions {
     }
 
     /** Hands a scope out; false if its session, or the trust in it, has ended meanwhile. */
-    boolean begin(Scope scope) {
+    boolean begin(Handed scope) {
         lock.lock();
         try {
             return !stopping && trusts(scope.session()) && scopes.add(scope);
@@ -364,14 +376,14 @@ final class Keeper implements Core.Actions {
         }
     }
 
-    void end(Scope scope) {
+    void end(Handed scope) {
         scopes.remove(scope);
         nudge();
     }
 
     private void recheck() {
         rechecks.set(false);
-        scopes.forEach(Scope::recheck);
+        scopes.forEach(Handed::recheck);
     }
 
     void failed(String what, Throwable error) {

@@ -76,7 +76,8 @@ public final class Lead extends Fenced implements AutoCloseable {
         return Line.row(
                 connection,
                 row -> new Grant(row.getBoolean(1), row.getLong(2), row.getDouble(3), row.getString(4)),
-                "SELECT granted, fence, trust_ms, reason FROM eskit_lease.lease_acquire(?::text, ?::uuid, queue => ?::boolean)",
+                "SELECT granted, fence, trust_ms, reason"
+                        + " FROM eskit_lease.lease_acquire(?::text, ?::uuid, queue => ?::boolean)",
                 name,
                 session,
                 queue);

@@ -16,7 +16,7 @@ import java.util.concurrent.Callable;
 import java.util.function.Consumer;
 import javax.sql.DataSource;
 
-/** The keeper: one for each process, with one session that it keeps alive, and four verbs. All methods are thread-safe. */
+/** The keeper, one for each process: keeps a session alive, and has four verbs. All methods are thread-safe. */
 public final class Leases implements AutoCloseable {
     private final Keeper keeper;
 
@@ -152,7 +152,7 @@ public final class Leases implements AutoCloseable {
         Runtime.getRuntime().addShutdownHook(new Thread(() -> drain(time), "eskit-lease shutdown"));
     }
 
-    /** Cancels all scopes, waits half of the TTL at most for their work, and closes the session. Returns within the TTL. */
+    /** Cancels all scopes, waits half of the TTL at most for their work, and closes. Returns within the TTL. */
     @Override
     public void close() {
         keeper.close();
@@ -193,7 +193,7 @@ public final class Leases implements AutoCloseable {
         }
 
         /**
-         * Lets the first session take over what former sessions of the same name have. No two processes may share the name.
+         * Lets the first session take over what former ones of its name have. No two processes may share the name.
          *
          * @param takeover by default false
          */

@@ -12,8 +12,8 @@ public final class Partition extends Fenced {
     @FunctionalInterface
     public interface Task {
         /**
-         * Works until the scope is cancelled, which interrupts the thread. When it returns or throws earlier, the partition
-         * is released, and begins anew under a new fence.
+         * Works until the scope is cancelled, which interrupts the thread. When it returns or throws earlier, the
+         * partition is released, and begins anew under a new fence.
          *
          * @throws Exception is logged
          */

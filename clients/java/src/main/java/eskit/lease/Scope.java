@@ -5,10 +5,10 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 
 /**
- * What the process may do under one fence, until it ends or is cancelled: when the lease ends, or the trust in it. A scope
- * that is cancelled is never alive again.
+ * What the process may do under one fence, until it ends or is cancelled: when the lease ends, or the trust in it. A
+ * scope that is cancelled is never alive again.
  */
-public abstract sealed class Scope permits Fenced, Item, Attempt {
+public abstract sealed class Scope extends Keeper.Handed permits Fenced, Item, Attempt {
     final Keeper keeper;
     private final String name, session;
     private final long fence;
@@ -36,6 +36,7 @@ public abstract sealed class Scope permits Fenced, Item, Attempt {
     }
 
     /** {@return the uuid of the session, which is to be kept private} */
+    @Override
     public String session() {
         return session;
     }
@@ -114,6 +115,7 @@ public abstract sealed class Scope permits Fenced, Item, Attempt {
     }
 
     /** Never waits: callbacks run on threads of their own. */
+    @Override
     void cancel() {
         synchronized (this) {
             if (over) return;
@@ -132,7 +134,4 @@ public abstract sealed class Scope permits Fenced, Item, Attempt {
         over = true;
         return first;
     }
-
-    /** Asks whether the lease is still held, at an ask of the keeper. */
-    void recheck() {}
 }

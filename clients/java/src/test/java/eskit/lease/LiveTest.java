@@ -288,7 +288,13 @@ class LiveTest {
                 () -> leases.once(name + "f", attempt -> {
                     throw new java.io.IOException("fails");
                 }));
-        assertTrue(leases.once(name + "f", attempt -> null).first(), "a function that failed runs again");
+        assertEquals(new Attempt.Outcome(true, "done", null), leases.once(name + "f", attempt -> null)); // tried again
+        assertThrows(
+                Unsure.class,
+                () -> leases.once(name + "u", attempt -> {
+                    throw new Unsure(new SQLException("", "08006"));
+                }));
+        assertEquals("failed", leases.once(name + "u", attempt -> null).state());
     }
 
     @Test
@@ -346,7 +352,8 @@ class LiveTest {
             String session = leases.session().orElseThrow();
             sql(
                     admin,
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%session_wait%' AND pid <> pg_backend_pid()");
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                            + " WHERE query LIKE '%session_wait%' AND pid <> pg_backend_pid()");
             Thread.sleep(2_500);
             assertTrue(lead.isTrusted());
             assertEquals(session, leases.session().orElseThrow());
