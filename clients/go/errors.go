@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -60,12 +61,6 @@ func sqlstate(err error) string {
 // tells so by an error, too: FATAL, or of class 08.
 func answered(err error) bool {
 	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
-		return false
-	}
-	severity := pg.SeverityUnlocalized
-	if severity == "" {
-		severity = pg.Severity
-	}
-	return severity == "ERROR" && !strings.HasPrefix(pg.Code, "08")
+	return errors.As(err, &pg) && cmp.Or(pg.SeverityUnlocalized, pg.Severity) == "ERROR" &&
+		!strings.HasPrefix(pg.Code, "08")
 }

@@ -15,7 +15,6 @@ type Partition struct {
 	*Scope
 	Group  string
 	Number int
-	failed bool
 }
 
 // Position returns how far the group has come in this partition; 0 if nothing is done.
@@ -46,36 +45,32 @@ func (l *Leases) Join(ctx context.Context, group string, work func(context.Conte
 		return err
 	}
 	defer end()
-	m := &member{l: l, group: group, work: work, tasks: map[int]*Partition{}, pauses: map[int]time.Duration{},
-		ended: make(chan *Partition)}
-	for {
-		session, asked, err := l.ready(ctx)
-		if err != nil {
-			return m.leave(err)
-		}
-		again, err := m.look(ctx, session)
-		if err != nil {
-			return m.leave(err)
-		}
-		select {
-		case <-asked:
-		case <-again:
-		case p := <-m.ended:
-			m.end(p)
-		case <-ctx.Done():
-		}
+	m := &member{l: l, ctx: ctx, group: group, work: work, tasks: map[int]*Partition{}, pauses: map[int]time.Duration{},
+		ended: make(chan func())}
+	err = l.tend(ctx, m.ended, m.look)
+	for _, p := range m.tasks {
+		p.end(err)
 	}
+	for len(m.tasks) > 0 {
+		(<-m.ended)()
+	}
+	if m.session != "" {
+		left := l.exec(m.session, `SELECT eskit_lease.group_leave($1::text, $2::uuid)`, group, m.session)
+		l.complain("the group was not left", left)
+	}
+	return err
 }
 
 // member is a call of Join.
 type member struct {
 	l       *Leases
+	ctx     context.Context
 	group   string
 	work    func(context.Context, *Partition) error
 	session string // that has joined
 	tasks   map[int]*Partition
 	pauses  map[int]time.Duration // before a task that failed begins anew
-	ended   chan *Partition
+	ended   chan func()
 }
 
 type assigned struct {
@@ -84,27 +79,20 @@ type assigned struct {
 	State     string
 }
 
-// look joins with a new session, and starts and cancels tasks as the assignment says. If the session can have none for
-// now, it returns when to look again.
-func (m *member) look(ctx context.Context, session string) (again <-chan time.Time, err error) {
+// look joins with a new session, and starts and cancels tasks as the assignment says.
+func (m *member) look(session string, _ <-chan struct{}) error {
 	if m.session != session {
-		if err = m.l.exec(session, `SELECT eskit_lease.group_join($1::text, $2::uuid)`, m.group, session); err == nil {
-			m.session = session
+		err := m.l.exec(session, `SELECT eskit_lease.group_join($1::text, $2::uuid)`, m.group, session)
+		if err != nil {
+			return err
 		}
+		m.session = session
 	}
-	var rows []assigned
-	if err == nil {
-		rows, err = query[assigned](m.l.life, m.l, session, `SELECT partition, fence, state
-			FROM eskit_lease.group_assignment($1::text, $2::uuid)`, m.group, session)
-	}
-	switch {
-	case errors.Is(err, ErrLost):
-		return nil, nil // the next session asks
-	case sqlstate(err) == "55000": // is no member, drains, or has found no slot
-		m.session = ""
-		return time.After(time.Second), nil
-	case err != nil:
-		return nil, err
+	rows, err := query[assigned](m.l.life, m.l, session,
+		`SELECT partition, fence, state FROM eskit_lease.group_assignment($1::text, $2::uuid)`, m.group, session)
+	if err != nil {
+		m.session = "" // as it may be no member any more
+		return err
 	}
 	owned := map[int]int64{}
 	for _, row := range rows {
@@ -123,63 +111,37 @@ func (m *member) look(ctx context.Context, session string) (again <-chan time.Ti
 		}
 		if row.State != "owned" { // it moves on before a task began
 			m.release(session, row.Partition, row.Fence)
-			continue
+		} else if scope, err := m.l.newScope(m.ctx, m.group, row.Fence, session); err == nil {
+			m.tasks[row.Partition] = &Partition{scope, m.group, row.Partition}
+			go m.run(m.tasks[row.Partition], max(m.pauses[row.Partition], firstPause))
 		}
-		scope, err := m.l.newScope(ctx, m.group, row.Fence, session)
-		if err != nil {
-			break // the trust has ended: its return asks again
-		}
-		p := &Partition{Scope: scope, Group: m.group, Number: row.Partition}
-		m.tasks[p.Number] = p
-		go m.run(ctx, p, max(m.pauses[p.Number], firstPause))
 	}
-	return nil, nil
+	return nil
 }
 
 // run works in a partition, and releases it.
-func (m *member) run(ctx context.Context, p *Partition, pause time.Duration) {
+func (m *member) run(p *Partition, pause time.Duration) {
 	err := m.work(p.ctx, p)
-	if p.Trusted() && !errors.Is(err, ErrRefused) {
+	failed := p.Trusted() && !errors.Is(err, ErrRefused)
+	if failed {
 		what := fmt.Sprintf("the work of partition %d of %s ended", p.Number, m.group)
 		m.l.complain(what, cmp.Or(err, errors.New("it returned")))
-		p.failed = true
 		p.pause(pause)
 	}
 	p.cancel(nil)
-	if ctx.Err() == nil { // else leave does it
+	if m.ctx.Err() == nil { // else Join leaves the group
 		m.release(p.session, p.Number, p.fence)
 	}
-	m.ended <- p
+	m.ended <- func() {
+		delete(m.tasks, p.Number)
+		delete(m.pauses, p.Number)
+		if failed {
+			m.pauses[p.Number] = min(2*pause, longestPause)
+		}
+	}
 }
 
 func (m *member) release(session string, number int, fence int64) {
 	err := m.l.exec(session, `SELECT eskit_lease.group_release($1::text, $2::int, $3::bigint)`, m.group, number, fence)
 	m.l.complain("a partition was not released", err)
-}
-
-func (m *member) end(p *Partition) {
-	delete(m.tasks, p.Number)
-	if p.failed {
-		m.pauses[p.Number] = min(2*max(m.pauses[p.Number], firstPause), longestPause)
-	} else {
-		delete(m.pauses, p.Number)
-	}
-}
-
-// leave cancels all tasks, waits for their end, and ends the membership.
-func (m *member) leave(why error) error {
-	for _, p := range m.tasks {
-		p.end(why)
-	}
-	for len(m.tasks) > 0 {
-		m.end(<-m.ended)
-	}
-	if m.session != "" {
-		err := m.l.exec(m.session, `SELECT eskit_lease.group_leave($1::text, $2::uuid)`, m.group, m.session)
-		m.l.complain("the group was not left", err)
-	}
-	if errors.Is(why, ErrClosed) {
-		return nil
-	}
-	return why
 }

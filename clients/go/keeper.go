@@ -11,6 +11,8 @@ import (
 	"eskit.dev/lease/internal/core"
 )
 
+var errTaken = errors.New("another process ended the session, while it was trusted")
+
 // line is the keeper's connection, or the try to make it. To give it up is to end its context.
 type line struct {
 	ctx     context.Context
@@ -30,11 +32,15 @@ func (l *Leases) step(event func(now time.Duration) []core.Action) {
 		l.do(action)
 	}
 	l.timer.Stop()
-	if at, due := l.core.Deadline(); due {
+	if at := l.core.Deadline(); at != core.Never {
 		l.timer.Reset(at - l.now())
 	}
 	if state := l.core.State(l.now()); state != l.state {
 		l.state = state
+		if state == Closed && l.present != nil { // a connection that is still being made
+			l.present.giveUp()
+			l.present = nil
+		}
 		level := slog.LevelInfo
 		if state == Doubting || state == Lost {
 			level = slog.LevelWarn
@@ -65,10 +71,9 @@ func (l *Leases) do(action core.Action) {
 		l.asked = make(chan struct{})
 	case core.Warn:
 		if action.Why == "taken" {
-			l.warn("another process has ended the session, which was trusted", nil)
-		} else {
-			l.warn("a call failed", l.problem)
+			l.problem = errTaken
 		}
+		l.warn("trouble with the session", l.problem)
 	}
 }
 
@@ -79,30 +84,24 @@ func (l *Leases) keep(line *line) {
 	ctx, cancel := context.WithTimeout(line.ctx, l.ttl/2)
 	conn, err := l.connect(ctx)
 	cancel()
-	if err != nil {
-		l.happen(line, err, l.core.Disconnected)
-		return
+	if err == nil {
+		defer hangUp(conn)
 	}
-	defer hangUp(conn)
-	l.happen(line, nil, l.core.Connected)
-	for {
+	l.happen(line, err, l.core.Connected)
+	for err == nil || answered(err) {
 		select {
 		case <-line.ctx.Done():
 			return
 		case action := <-line.calls:
-			answer, err := l.ask(line, conn, action)
-			switch {
-			case err == nil:
-				l.happen(line, nil, func(now time.Duration) []core.Action {
-					l.told = ""
-					return l.core.Answered(now, answer)
-				})
-			case answered(err):
-				l.happen(line, err, func(now time.Duration) []core.Action { return l.core.Failed(now, sqlstate(err)) })
-			default:
-				l.happen(line, err, l.core.Disconnected)
-				return
-			}
+			var answer core.Answer
+			answer, err = l.ask(line, conn, action)
+			l.happen(line, err, func(now time.Duration) []core.Action {
+				if err != nil {
+					return l.core.Failed(now, sqlstate(err))
+				}
+				l.told = ""
+				return l.core.Answered(now, answer)
+			})
 		}
 	}
 }
@@ -116,8 +115,8 @@ func (l *Leases) happen(line *line, problem error, event func(time.Duration) []c
 		l.problem = problem
 		if problem != nil && !answered(problem) {
 			l.present = nil
-			line.giveUp()
 			l.warn("no connection", problem)
+			return l.core.Disconnected(now)
 		}
 		return event(now)
 	})
@@ -125,32 +124,26 @@ func (l *Leases) happen(line *line, problem error, event func(time.Duration) []c
 
 // ask makes a call on the keeper's connection.
 func (l *Leases) ask(line *line, conn *pgx.Conn, action core.Action) (core.Answer, error) {
-	const answer = `SELECT alive, coalesce(trust_ms, 0), coalesce(revision, 0), coalesce(reason, ''), '' FROM `
-	sql, args := answer+`eskit_lease.session_heartbeat($1::uuid)`, []any{line.session}
+	const from = `SELECT alive, coalesce(trust_ms, 0) * interval '1 ms', coalesce(revision, 0), coalesce(reason, ''), ''
+		FROM `
+	sql, args := from+`eskit_lease.session_heartbeat($1::uuid)`, []any{line.session}
 	switch {
 	case action.Kind == core.Open:
-		sql = `SELECT true, trust_ms, revision, '', session::text
+		sql = `SELECT true, trust_ms * interval '1 ms', revision, '', session::text
 			FROM eskit_lease.session_open($1::text, $2::interval, takeover => $3::boolean)`
 		args = []any{l.name, l.ttl, action.Takeover}
 	case action.Kind == core.Wait:
-		sql = answer + `eskit_lease.session_wait($1::uuid, $2::bigint, $3::interval)`
+		sql = from + `eskit_lease.session_wait($1::uuid, $2::bigint, $3::interval)`
 		args = append(args, action.Revision, action.Timeout)
 	case l.watch != "":
-		sql = answer + `eskit_lease.session_watch($1::uuid, $2::text::regclass)`
+		sql = from + `eskit_lease.session_watch($1::uuid, $2::text::regclass)`
 		args = append(args, l.watch)
 	}
-	rows, err := rowsOf[struct {
-		Alive           bool
-		Trust, Revision int64
-		Reason, Session string
-	}](line.ctx, conn, sql, args)
+	rows, err := rowsOf[core.Answer](line.ctx, conn, sql, args)
 	if err != nil {
 		return core.Answer{}, err
 	}
-	row := rows[0]
-	trust := time.Duration(row.Trust) * time.Millisecond
-	return core.Answer{Alive: row.Alive, Trust: trust, Revision: row.Revision, Reason: row.Reason,
-		Session: row.Session}, nil
+	return rows[0], nil
 }
 
 // heard tells the core what another connection answered to a call for a session.
@@ -167,11 +160,7 @@ func (l *Leases) heard(session string, sent time.Duration, answer core.Answer) {
 func (l *Leases) warn(what string, err error) {
 	if told := what + sqlstate(err); told != l.told {
 		l.told = told
-		about := []any{"consumer", l.name}
-		if err != nil {
-			about = append(about, "error", err)
-		}
-		l.afterwards(func() { l.log.Warn("eskit_lease: "+what, about...) })
+		l.afterwards(func() { l.log.Warn("eskit_lease: "+what, "consumer", l.name, "error", err) })
 	}
 }
 
@@ -182,32 +171,18 @@ func (l *Leases) complain(what string, err error) {
 	}
 }
 
-// afterwards calls functions one after the other, outside of the lock.
+// afterwards has logs and hooks called outside of the lock, one after the other. It drops them while one of them hangs.
 func (l *Leases) afterwards(call func()) {
-	l.later = append(l.later, call)
-	if len(l.later) > 1 {
-		return
+	select {
+	case l.later <- call:
+	default:
 	}
-	go func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		for ; len(l.later) > 0; l.later = l.later[1:] {
-			next := l.later[0]
-			l.mu.Unlock()
-			next()
-			l.mu.Lock()
-		}
-	}()
 }
 
-// flush waits a moment for what is called afterwards, so that a program that ends has told all.
-func (l *Leases) flush() {
-	flushed := make(chan struct{})
-	l.mu.Lock()
-	l.afterwards(func() { close(flushed) })
-	l.mu.Unlock()
-	select {
-	case <-flushed:
-	case <-time.After(100 * time.Millisecond): // a hook may be waiting for this very Close
+// callLater calls what is to be called afterwards, until the keeper is closed.
+func (l *Leases) callLater() {
+	defer close(l.called)
+	for call := range l.later {
+		call()
 	}
 }

@@ -11,7 +11,6 @@ import (
 // Lead is the [Scope] of a leader. Release it when its work has ended.
 type Lead struct {
 	*Scope
-	worked   context.Context // ends with the work
 	endWork  context.CancelFunc
 	released chan struct{}
 }
@@ -49,75 +48,76 @@ func (d *Lead) Release() {
 }
 
 func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Context, *Lead, error) {
-	granted, failed := make(chan *Lead), make(chan error, 1)
-	go func() { failed <- l.tenure(ctx, name, wait, granted) }()
+	var lead *Lead
 	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		lead, err = l.compete(ctx, name, wait)
+	}()
 	select {
-	case lead := <-granted:
-		return lead.ctx, lead, nil
-	case err = <-failed:
-	case <-ctx.Done():
-		err = context.Cause(ctx)
+	case <-done:
+	case <-ctx.Done(): // a call that is under way must end before the place is given up
+		go func() {
+			<-done
+			lead.Release()
+		}()
+		return ctx, nil, context.Cause(ctx)
 	}
-	return ctx, nil, err
+	if lead == nil {
+		return ctx, nil, err
+	}
+	return lead.ctx, lead, nil
 }
 
-// tenure is the whole life of a lead: its turn, its grant, the watch over it, its work, and its release.
-func (l *Leases) tenure(ctx context.Context, name string, wait bool, granted chan<- *Lead) error {
+// compete waits for its turn and for the grant, and sees to the lead until it is released.
+func (l *Leases) compete(ctx context.Context, name string, wait bool) (*Lead, error) {
 	end, err := l.begin(ctx, "lead "+name, wait)
 	if end == nil {
-		return err
+		return nil, err
 	}
-	defer end()
 	scope, asked, err := l.win(ctx, name, wait)
 	if scope == nil {
-		return err
+		defer end()
+		if wait {
+			l.giveUp(name)
+		}
+		return nil, err
 	}
-	lead := &Lead{Scope: scope, released: make(chan struct{})}
-	lead.worked, lead.endWork = context.WithCancel(context.Background())
-	defer close(lead.released)
-	select {
-	case granted <- lead:
+	worked, endWork := context.WithCancel(context.Background())
+	lead := &Lead{scope, endWork, make(chan struct{})}
+	go func() {
+		defer end()
+		defer close(lead.released)
 		scope.watch(asked)
-		<-lead.worked.Done()
-	case <-ctx.Done():
-		scope.cancel(nil)
-	}
-	l.release(name, scope.session, scope.fence)
-	return nil
+		<-worked.Done()
+		l.release(name, scope.session, scope.fence)
+	}()
+	return lead, nil
 }
 
 // win asks for the lease until it is granted. Without `wait` it asks once, and the scope may be nil without an error.
-func (l *Leases) win(ctx context.Context, name string, wait bool) (scope *Scope, asked <-chan struct{}, err error) {
-	inLine := "" // the session that may have a place in line
-	defer func() {
-		if scope == nil && inLine != "" {
-			l.giveUp(name, inLine)
-		}
-	}()
+func (l *Leases) win(ctx context.Context, name string, wait bool) (*Scope, <-chan struct{}, error) {
 	for wait || l.State() == Trusted {
 		session, asked, err := l.ready(ctx)
 		if err != nil {
 			return nil, nil, err
 		}
-		if wait {
-			inLine = session
-		}
-		answer, err := l.acquire(name, session, wait)
+		got, err := l.acquire(name, session, wait)
 		if err != nil && !errors.Is(err, ErrLost) {
 			return nil, nil, err
 		}
-		if answer.Granted {
-			if scope, err = l.newScope(ctx, name, answer.Fence, session); err == nil {
+		if got.Granted {
+			if scope, err := l.newScope(ctx, name, got.Fence, session); err == nil {
 				return scope, asked, nil
 			}
-			l.release(name, session, answer.Fence) // the trust has ended
+			l.release(name, session, got.Fence) // the trust has ended
 		}
 		if !wait {
 			break
 		}
 		var again <-chan time.Time
-		if err == nil && answer.Reason != "queued" { // it has no place in line
+		if got.Reason != "queued" { // it has no place in line
 			again = time.After(250 * time.Millisecond)
 		}
 		select {
@@ -126,29 +126,29 @@ func (l *Leases) win(ctx context.Context, name string, wait bool) (scope *Scope,
 		case <-ctx.Done():
 		}
 	}
-	return nil, nil, nil
+	return nil, nil, context.Cause(ctx)
 }
 
 type grant struct {
-	Granted      bool
-	Fence, Trust int64 // 0 without one
-	Reason       string
+	Granted bool
+	Fence   int64 // 0 without one
+	Trust   time.Duration
+	Reason  string
 }
 
 func (l *Leases) acquire(name, session string, wait bool) (grant, error) {
 	sent := l.now()
-	rows, err := query[grant](l.life, l, session, `SELECT granted, coalesce(fence, 0), coalesce(trust_ms, 0), reason
+	rows, err := query[grant](l.life, l, session, `SELECT granted, coalesce(fence, 0),
+			coalesce(trust_ms, 0) * interval '1 ms', reason
 		FROM eskit_lease.lease_acquire($1::text, $2::uuid, queue => $3::boolean)`, name, session, wait)
 	if err != nil {
 		return grant{}, err
 	}
-	answer := rows[0]
-	if answer.Granted { // a refusal tells no trust
-		l.heard(session, sent, core.Answer{Alive: true, Trust: time.Duration(answer.Trust) * time.Millisecond})
-	} else if answer.Reason == "expired" || answer.Reason == "unknown_session" {
-		l.heard(session, sent, core.Answer{Alive: false})
+	got := rows[0]
+	if ended := got.Reason == "expired" || got.Reason == "unknown_session"; ended || got.Granted { // others tell no trust
+		l.heard(session, sent, core.Answer{Alive: !ended, Trust: got.Trust})
 	}
-	return answer, nil
+	return got, nil
 }
 
 // watch asks again at each ask, until the scope has ended.
@@ -163,15 +163,15 @@ func (s *Scope) watch(asked <-chan struct{}) {
 		l.mu.Lock()
 		asked = l.asked
 		l.mu.Unlock()
-		answer, err := l.acquire(s.resource, s.session, false)
-		if err == nil && answer.Fence != s.fence {
-			err = errors.New("the server answers: " + answer.Reason)
+		got, err := l.acquire(s.resource, s.session, false)
+		if err == nil && got.Fence != s.fence {
+			err = errors.New("the server answers: " + got.Reason)
 		}
 		if err != nil {
 			s.end(err)
 		}
-		if answer.Granted && answer.Fence != s.fence {
-			l.release(s.resource, s.session, answer.Fence)
+		if got.Granted && got.Fence != s.fence {
+			l.release(s.resource, s.session, got.Fence)
 		}
 	}
 }
@@ -182,7 +182,11 @@ func (l *Leases) release(name, session string, fence int64) {
 }
 
 // giveUp leaves the line, and releases what was granted before that.
-func (l *Leases) giveUp(name, session string) {
+func (l *Leases) giveUp(name string) {
+	session := l.Session()
+	if session == "" {
+		return // none has a place
+	}
 	err := l.exec(session, `SELECT eskit_lease.lease_cancel($1::text, $2::uuid)`, name, session)
 	if err == nil {
 		err = l.exec(session, `SELECT released FROM eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)`, name, session)

@@ -89,9 +89,11 @@ type Leases struct {
 	second   second
 	life     context.Context // of the calls of the second connection
 	endLife  context.CancelFunc
-	verbs    sync.WaitGroup
 	draining chan struct{} // closed when no verb may begin any more
+	idle     chan struct{} // closed when no verb is under way any more
 	closed   chan struct{}
+	later    chan func()
+	called   chan struct{} // closed when all of `later` was called
 
 	mu      sync.Mutex
 	core    *core.Core
@@ -100,9 +102,8 @@ type Leases struct {
 	present *line
 	problem error                    // of the last call or connection
 	told    string                   // the problem that was logged last
-	later   []func()                 // the first one is being called
 	asked   chan struct{}            // closed at each ask, and replaced
-	turns   map[string]chan struct{} // by what is under way; closed at its end
+	turns   map[string]chan struct{} // of the verbs that are under way; closed at their end
 	scopes  map[*Scope]bool
 	ending  bool // drains, or closes
 	closing bool
@@ -119,6 +120,7 @@ func Open(ctx context.Context, dsn string, options ...Option) (*Leases, error) {
 	case l.ttl < 100*time.Millisecond:
 		return nil, fmt.Errorf("lease: a TTL of %v is too short", l.ttl)
 	}
+	go l.callLater()
 	l.step(l.core.Start)
 	ctx, cancel := context.WithTimeout(ctx, l.patience)
 	defer cancel()
@@ -138,9 +140,9 @@ func newLeases(dsn string, options []Option) *Leases {
 		settings: settings{ttl: 30 * time.Second, patience: 30 * time.Second, log: slog.Default(), hook: func(State) {},
 			name:    fmt.Sprintf("%s-%d-%08x", host, os.Getpid(), rand.Uint32()),
 			connect: func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, dsn) }},
-		begun: time.Now(), second: second{turn: make(chan struct{}, 1)}, state: Starting, scopes: map[*Scope]bool{},
-		draining: make(chan struct{}), closed: make(chan struct{}), asked: make(chan struct{}),
-		turns: map[string]chan struct{}{},
+		begun: time.Now(), second: second{turn: make(chan struct{}, 1)}, state: Starting, asked: make(chan struct{}),
+		draining: make(chan struct{}), idle: make(chan struct{}), closed: make(chan struct{}), called: make(chan struct{}),
+		later: make(chan func(), 1000), turns: map[string]chan struct{}{}, scopes: map[*Scope]bool{},
 	}
 	for _, set := range options {
 		set(&l.settings)
@@ -148,6 +150,7 @@ func newLeases(dsn string, options []Option) *Leases {
 	l.life, l.endLife = context.WithCancel(context.Background())
 	l.core = core.New(l.ttl, l.takeover, l.watch != "", rand.Float64)
 	l.timer = time.AfterFunc(l.ttl, func() { l.step(l.core.Tick) })
+	l.second.closer = time.AfterFunc(idle, l.second.hangUp)
 	return l
 }
 
@@ -180,7 +183,7 @@ func (l *Leases) Drain(ctx context.Context) {
 		}()
 	}
 	select {
-	case <-l.verbsEnd():
+	case <-l.idle:
 	case <-ctx.Done():
 	}
 	l.Close()
@@ -218,25 +221,25 @@ func (l *Leases) Close() {
 	}
 	time.AfterFunc(l.ttl/2, l.endLife)
 	select {
-	case <-l.verbsEnd():
+	case <-l.idle:
 	case <-l.life.Done():
 	}
 	if session != "" {
 		ctx, cancel := context.WithTimeout(context.Background(), l.ttl/2)
 		defer cancel()
-		_, err := query[struct{ Closed bool }](ctx, l, session, `SELECT eskit_lease.session_close($1::uuid)`, session)
+		_, err := query[answer](ctx, l, session, `SELECT eskit_lease.session_close($1::uuid)`, session)
 		l.complain("the session was not closed", err)
 	}
 	l.endLife()
 	l.step(l.core.Close)
-	l.mu.Lock()
-	if l.present != nil { // it is still being made
-		l.present.giveUp()
-		l.present = nil
-	}
-	l.mu.Unlock()
 	l.second.hangUp()
-	l.flush()
+	l.mu.Lock()
+	close(l.later)
+	l.mu.Unlock()
+	select {
+	case <-l.called:
+	case <-time.After(100 * time.Millisecond): // a hook may be waiting for this very Close
+	}
 	close(l.closed)
 }
 
@@ -249,19 +252,12 @@ func (l *Leases) noMore() (session string) {
 		}
 		l.ending = true
 		close(l.draining)
+		if len(l.turns) == 0 {
+			close(l.idle)
+		}
 		return append(l.core.Drain(now), core.Action{Kind: core.Ask})
 	})
 	return session
-}
-
-// verbsEnd returns a channel that is closed once no verb is under way. No verb may begin any more.
-func (l *Leases) verbsEnd() <-chan struct{} {
-	end := make(chan struct{})
-	go func() {
-		l.verbs.Wait()
-		close(end)
-	}()
-	return end
 }
 
 // begin waits until nothing else in this process is under way for a key, as the server would give it the same fence. If
@@ -274,7 +270,6 @@ func (l *Leases) begin(ctx context.Context, key string, wait bool) (end func(), 
 		l.mu.Lock()
 		before, ending := l.turns[key], l.ending
 		if !ending && before == nil {
-			l.verbs.Add(1)
 			l.turns[key] = make(chan struct{})
 		}
 		l.mu.Unlock()
@@ -300,7 +295,9 @@ func (l *Leases) finish(key string) {
 	defer l.mu.Unlock()
 	close(l.turns[key])
 	delete(l.turns, key)
-	l.verbs.Done()
+	if l.ending && len(l.turns) == 0 {
+		close(l.idle)
+	}
 }
 
 // ready waits until the session is trusted. It returns the session, and a channel that is closed at the next ask: as it
@@ -321,6 +318,36 @@ func (l *Leases) ready(ctx context.Context) (session string, asked <-chan struct
 		}
 		select {
 		case <-asked:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// tend calls `look` for a session again and again: at each ask, when a task has ended, and soon after a failure that
+// may pass. It returns when ctx is done, when the keeper drains (nil), or with an error that stays.
+func (l *Leases) tend(ctx context.Context, ended <-chan func(),
+	look func(session string, asked <-chan struct{}) error) error {
+	for {
+		session, asked, err := l.ready(ctx)
+		if errors.Is(err, ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var again <-chan time.Time
+		switch err = look(session, asked); {
+		case err == nil, errors.Is(err, ErrLost): // the next session asks
+		case !answered(err), isBrief(err), sqlstate(err) == "55000": // drains, is no member, or has found no slot
+			again = time.After(min(time.Second, l.ttl/6))
+		default:
+			return err
+		}
+		select {
+		case <-asked:
+		case <-again:
+		case end := <-ended:
+			end()
 		case <-ctx.Done():
 		}
 	}

@@ -17,18 +17,15 @@ type Outcome struct {
 // OnceOption changes what [Leases.Once] does.
 type OnceOption int
 
-const (
-	// RetryInDoubt runs the function again if the process that ran it has ended without a word: at least once.
-	RetryInDoubt OnceOption = iota + 1
-	// RetryFailed lets the next call run the function again if it fails. Without it the key stays failed.
-	RetryFailed
-)
+// RetryInDoubt runs the function again if the process that ran it has ended without a word: at least once.
+const RetryInDoubt OnceOption = 1
 
-// Once runs a function once for a key, at most, whichever process calls it; or tells what became of the key. The
-// function returns what is kept as the key's result, in JSON. Its context is cancelled when the trust in the session
-// ends; pass its fence to systems that can refuse an older one. Two calls for one key in a process follow one another.
+// Once runs a function once for a key, whichever process calls it; or tells what became of the key. The function
+// returns what is kept as the key's result, in JSON. Its context is cancelled when the trust in the session ends; pass
+// its fence to systems that can refuse an older one. Two calls for one key in a process follow one another.
 //
-// If the function fails, the key is failed, and Once returns its error.
+// If the function fails, Once returns its error, and the next call runs it again. But after [ErrLost] and [ErrUnsure],
+// and if the result cannot be kept, the key stays failed or in doubt, as the effect may have happened.
 func (l *Leases) Once(ctx context.Context, key string, work func(ctx context.Context, fence int64) (any, error),
 	options ...OnceOption) (Outcome, error) {
 	end, err := l.begin(ctx, "once "+key, true)
@@ -41,11 +38,7 @@ func (l *Leases) Once(ctx context.Context, key string, work func(ctx context.Con
 		if err != nil {
 			return Outcome{}, err
 		}
-		rows, err := query[struct {
-			State  string
-			Result json.RawMessage
-			Fence  int64 // 0 without one
-		}](l.life, l, session, `SELECT state, result, coalesce(fence, 0)
+		rows, err := query[attempt](l.life, l, session, `SELECT state, result, coalesce(fence, 0)
 			FROM eskit_lease.execution_begin($1::text, $2::uuid, $3::boolean)`,
 			key, session, slices.Contains(options, RetryInDoubt))
 		switch {
@@ -54,42 +47,48 @@ func (l *Leases) Once(ctx context.Context, key string, work func(ctx context.Con
 			case <-asked:
 			case <-ctx.Done():
 			}
-			continue
 		case err != nil:
 			return Outcome{}, err
 		case rows[0].Fence == 0:
 			return Outcome{State: rows[0].State, Result: rows[0].Result}, nil
+		default:
+			return l.execute(ctx, key, session, rows[0].Fence, work)
 		}
-		return l.execute(ctx, key, session, rows[0].Fence, slices.Contains(options, RetryFailed), work)
 	}
 }
 
+type attempt struct {
+	State  string
+	Result json.RawMessage
+	Fence  int64 // 0 without one
+}
+
 // execute runs an attempt under its fence.
-func (l *Leases) execute(ctx context.Context, key, session string, fence int64, retry bool,
+func (l *Leases) execute(ctx context.Context, key, session string, fence int64,
 	work func(context.Context, int64) (any, error)) (Outcome, error) {
 	s, err := l.newScope(ctx, key, fence, session)
-	var value any
+	retry, value := true, any(nil)
 	if err == nil {
 		defer s.cancel(nil)
 		value, err = work(s.ctx, fence)
-	} else {
-		retry = true // nothing was run
+		err = s.judge(err)
+		retry = err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrUnsure)
 	}
-	var text []byte
+	var result []byte
 	if err == nil {
-		text, err = json.Marshal(value)
+		result, err = json.Marshal(value)
 	}
 	if err == nil {
 		err = s.judge(l.exec(session, `SELECT eskit_lease.execution_finish($1::text, $2::bigint, $3::jsonb)`,
-			key, fence, string(text)))
+			key, fence, string(result)))
 	}
 	if err == nil {
-		return Outcome{First: true, State: "done", Result: text}, nil
+		return Outcome{First: true, State: "done", Result: result}, nil
 	}
 	failed := l.exec(session, `SELECT eskit_lease.execution_fail($1::text, $2::bigint, $3::text, $4::boolean)`,
 		key, fence, err.Error(), retry)
+	l.complain("a failed run-once key stays in doubt", failed)
 	if failed != nil {
-		l.complain("a run-once key stays in doubt", failed)
 		return Outcome{First: true, State: "in_doubt"}, err
 	}
 	return Outcome{First: true, State: "failed"}, err

@@ -54,6 +54,7 @@ func told(t *testing.T, ttl time.Duration) *Leases {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	})})
+	go l.callLater()
 	l.step(l.core.Start)
 	l.present.giveUp()
 	l.present = &line{calls: make(chan core.Action, 1), giveUp: func() {}}

@@ -3,6 +3,7 @@ package lease
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"time"
 
@@ -100,6 +101,17 @@ type Tx interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	Rollback(ctx context.Context) error
 }
+
+// SQL lets a transaction of database/sql be guarded: lead.Guard(ctx, lease.SQL(tx)).
+func SQL(tx *sql.Tx) Tx { return sqlTx{tx} }
+
+type sqlTx struct{ tx *sql.Tx }
+
+func (t sqlTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return t.tx.QueryRowContext(ctx, sql, args...)
+}
+
+func (t sqlTx) Rollback(context.Context) error { return t.tx.Rollback() }
 
 // Beginner begins a transaction: a *pgx.Conn, a *pgxpool.Pool, or a function of your own in between.
 type Beginner interface {

@@ -17,6 +17,8 @@ type second struct {
 	closer *time.Timer
 }
 
+type answer struct{ Answer any }
+
 const idle = 10 * time.Second // after which the second connection is closed
 
 // query repeats a call for a session until the server answers it: the call must be one that may be repeated. It returns
@@ -49,7 +51,7 @@ func (l *Leases) silence() time.Duration {
 
 // exec repeats the call of a function, whose answer does not matter, until the server answers it.
 func (l *Leases) exec(session, sql string, args ...any) error {
-	_, err := query[struct{ Answer any }](l.life, l, session, sql, args...)
+	_, err := query[answer](l.life, l, session, sql, args...)
 	return err
 }
 
@@ -58,34 +60,32 @@ func isBrief(err error) bool { return sqlstate(err) == "55P03" || sqlstate(err) 
 
 // try makes a call for a session once, and returns its rows by the position of their columns.
 func try[T any](ctx context.Context, l *Leases, session, sql string, args ...any) (rows []T, err error) {
+	s := &l.second
 	select {
-	case l.second.turn <- struct{}{}:
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
 	case <-ctx.Done():
 		return nil, ErrClosed
 	}
-	defer func() { <-l.second.turn }()
-	if l.second.closer != nil {
-		l.second.closer.Stop()
-	}
 	ctx, cancel := context.WithTimeout(ctx, l.ttl/2)
 	defer cancel()
-	if l.second.conn == nil {
-		if l.second.conn, err = l.connect(ctx); err != nil {
+	s.closer.Stop()
+	if s.conn == nil {
+		if s.conn, err = l.connect(ctx); err != nil {
 			return nil, err
 		}
 	}
 	sent := l.now()
-	rows, err = rowsOf[T](ctx, l.second.conn, sql, args)
-	switch {
-	case err != nil && !answered(err):
-		hangUp(l.second.conn)
-		l.second.conn = nil
+	if rows, err = rowsOf[T](ctx, s.conn, sql, args); err != nil && !answered(err) {
+		hangUp(s.conn)
+		s.conn = nil
 		return nil, err
-	case sqlstate(err) == "LF003":
+	}
+	if sqlstate(err) == "LF003" {
 		l.heard(session, sent, core.Answer{Alive: false})
 		err = errors.Join(ErrLost, err)
 	}
-	l.second.closer = time.AfterFunc(idle, l.second.hangUp)
+	s.closer.Reset(idle)
 	return rows, err
 }
 

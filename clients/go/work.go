@@ -3,7 +3,6 @@ package lease
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -41,75 +40,56 @@ func (l *Leases) Work(ctx context.Context, queue string, concurrency int, db Beg
 		return err
 	}
 	defer end()
-	w := &worker{l: l, queue: queue, db: db, handle: handle, busy: map[claim]bool{}, ended: make(chan claim)}
-	defer func() {
-		for len(w.busy) > 0 {
-			delete(w.busy, <-w.ended)
-		}
-	}()
-	var news <-chan struct{} // since before the last claim, if it got fewer items than it asked for
-	for {
-		session, asked, err := l.ready(ctx)
-		if errors.Is(err, ErrClosed) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		var again <-chan time.Time
-		if free := concurrency - len(w.busy); free > 0 && news == nil {
-			begun, err := w.claim(ctx, session, free)
-			switch {
-			case err == nil && begun < free, errors.Is(err, ErrLost):
-				news = asked
-			case err != nil && answered(err) && !isBrief(err) && sqlstate(err) != "55000":
-				return err
-			case err != nil:
-				again = time.After(min(time.Second, l.ttl/6))
-			}
-		}
-		select {
-		case <-news:
-			news = nil
-		case <-again:
-		case c := <-w.ended:
-			delete(w.busy, c)
-		case <-ctx.Done():
-		}
+	w := &worker{l: l, ctx: ctx, queue: queue, concurrency: concurrency, db: db, handle: handle, busy: map[claim]bool{},
+		ended: make(chan func())}
+	err = l.tend(ctx, w.ended, w.look)
+	for len(w.busy) > 0 {
+		(<-w.ended)()
 	}
+	return err
 }
 
 type claim struct{ id, fence int64 }
 
 // worker is a call of Work.
 type worker struct {
-	l      *Leases
-	queue  string
-	db     Beginner
-	handle Handler
-	busy   map[claim]bool // items that have a handler
-	ended  chan claim
-	unsure string // a session that may have claimed items in a call whose answer was lost
+	l           *Leases
+	ctx         context.Context
+	queue       string
+	concurrency int
+	db          Beginner
+	handle      Handler
+	busy        map[claim]bool // items that have a handler
+	ended       chan func()
+	hungry      <-chan struct{} // closed at the first ask after a claim that got fewer items than it asked for
+	unsure      string          // a session that may have claimed items in a call whose answer was lost
 }
 
-// claim claims items, and begins to handle them. It returns how many.
-func (w *worker) claim(ctx context.Context, session string, free int) (begun int, err error) {
+// look claims items for the handlers that are free, and begins to handle them.
+func (w *worker) look(session string, asked <-chan struct{}) error {
+	free := w.concurrency - len(w.busy)
+	if free == 0 || w.hungry == asked {
+		return nil
+	}
 	if w.unsure == session {
 		if err := w.unclaimStray(session); err != nil {
-			return 0, err
+			return err
 		}
 	}
-	w.unsure = ""
+	w.unsure, w.hungry = "", nil
 	items, err := try[Item](w.l.life, w.l, session, `SELECT id, coalesce(key, ''), payload, attempt, fence
 		FROM eskit_lease.item_claim($1::text, $2::uuid, $3::int)`, w.queue, session, min(free, 1000))
 	if err != nil && !answered(err) {
 		w.unsure = session
 	}
+	if err == nil && len(items) < min(free, 1000) {
+		w.hungry = asked
+	}
 	for _, item := range items {
 		w.busy[claim{item.ID, item.Fence}] = true
-		go w.run(ctx, session, item)
+		go w.run(session, item)
 	}
-	return len(items), err
+	return err
 }
 
 // unclaimStray gives items back that the session has claimed, and that no handler has. A role that may not look for
@@ -133,13 +113,13 @@ func (w *worker) unclaim(session string, id, fence int64) error {
 }
 
 // run handles an item. A handler that has begun may finish, whatever becomes of the context of Work.
-func (w *worker) run(ctx context.Context, session string, item Item) {
-	defer func() { w.ended <- claim{item.ID, item.Fence} }()
-	begun := false
-	s, err := w.l.newScope(context.WithoutCancel(ctx), fmt.Sprintf("%s/%d", w.queue, item.ID), item.Fence, session)
+func (w *worker) run(session string, item Item) {
+	defer func() { w.ended <- func() { delete(w.busy, claim{item.ID, item.Fence}) } }()
+	begun, name := false, fmt.Sprintf("%s/%d", w.queue, item.ID)
+	s, err := w.l.newScope(context.WithoutCancel(w.ctx), name, item.Fence, session)
 	if err == nil {
 		defer s.cancel(nil)
-		err = s.transact(s.ctx, until{w.db, ctx}, func(ctx context.Context, tx pgx.Tx) error {
+		err = s.transact(s.ctx, until{w.db, w.ctx}, func(ctx context.Context, tx pgx.Tx) error {
 			begun = true
 			return w.handle(ctx, tx, item)
 		}, func(ctx context.Context, tx pgx.Tx) error {
@@ -154,7 +134,7 @@ func (w *worker) run(ctx context.Context, session string, item Item) {
 		err = w.l.exec(session, `SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3::text)`,
 			item.ID, item.Fence, err.Error())
 	default:
-		if s != nil && ctx.Err() == nil {
+		if s != nil && w.ctx.Err() == nil {
 			w.l.complain("no transaction for an item", err)
 			s.pause(time.Second)
 		}

@@ -10,8 +10,11 @@ const (
 	shortestWait                     = 100 * time.Millisecond // a shorter one would be a poll
 	firstReopen, longestReopen       = time.Second, time.Minute
 	errorPause                       = time.Second
-	never, always                    = time.Duration(-1 << 63), time.Duration(1<<63 - 1)
+	past                             = time.Duration(-1 << 63)
 )
+
+// Never is later than any time.
+const Never = time.Duration(1<<63 - 1)
 
 // State is what a process may do.
 type State string
@@ -87,7 +90,7 @@ type Core struct {
 	hadSession   bool
 	openedAt     time.Duration
 	attempts     int
-	nextConnect  time.Duration // always: none
+	nextConnect  time.Duration // Never: none
 	nextCall     time.Duration
 	noWaitBefore time.Duration
 	longestWait  time.Duration
@@ -97,8 +100,8 @@ type Core struct {
 
 // New returns a core that was not started.
 func New(ttl time.Duration, takeover, watches bool, chance func() float64) *Core {
-	return &Core{TTL: ttl, Takeover: takeover, Watches: watches, Chance: chance, TrustedUntil: never, heard: never,
-		nextConnect: always, longestWait: always, reopenPause: firstReopen}
+	return &Core{TTL: ttl, Takeover: takeover, Watches: watches, Chance: chance, TrustedUntil: past, heard: past,
+		nextConnect: Never, longestWait: Never, reopenPause: firstReopen}
 }
 
 // State returns the state at a time.
@@ -118,23 +121,21 @@ func (c *Core) State(now time.Duration) State {
 	return Trusted
 }
 
-// Deadline returns when the next Tick is due, and whether one is.
-func (c *Core) Deadline() (at time.Duration, due bool) {
-	at = always
+// Deadline returns when the next Tick is due; Never if none is.
+func (c *Core) Deadline() time.Duration {
+	at := Never
 	if c.handedOut {
 		at = c.TrustedUntil
 	}
 	switch {
 	case c.closed:
-		at = always
+		return Never
 	case c.call != nil:
-		at = min(at, c.call.sent+c.TTL/2)
+		return min(at, c.call.sent+c.TTL/2)
 	case c.connected:
-		at = min(at, c.nextCall)
-	default:
-		at = min(at, c.nextConnect)
+		return min(at, c.nextCall)
 	}
-	return at, at != always
+	return min(at, c.nextConnect)
 }
 
 // Start begins.
@@ -145,7 +146,7 @@ func (c *Core) Start(now time.Duration) []Action {
 
 // Connected tells that the connection was made.
 func (c *Core) Connected(now time.Duration) []Action {
-	c.connected, c.longestWait, c.noWaitBefore, c.beatsFirst = true, always, 0, c.Session != ""
+	c.connected, c.longestWait, c.noWaitBefore, c.beatsFirst = true, Never, 0, c.Session != ""
 	return c.Tick(now)
 }
 
@@ -157,7 +158,8 @@ func (c *Core) Disconnected(now time.Duration) []Action {
 
 // Answered tells the answer of the call that is under way.
 func (c *Core) Answered(now time.Duration, answer Answer) []Action {
-	call := c.endCall()
+	call := *c.call
+	c.call = nil
 	c.attempts, c.beatsFirst = 0, false
 	switch {
 	case call.session != c.Session: // meanwhile that session was known to have ended
@@ -175,7 +177,8 @@ func (c *Core) Answered(now time.Duration, answer Answer) []Action {
 
 // Failed tells that the call that is under way raised an error of the server, on a connection that is still good.
 func (c *Core) Failed(now time.Duration, sqlstate string) []Action {
-	call := c.endCall()
+	call := *c.call
+	c.call = nil
 	switch {
 	case call.session != c.Session:
 	case (sqlstate == "LF003" || sqlstate == "55000") && call.kind != Open: // 55000: a server before 0.3.0
@@ -247,7 +250,7 @@ func (c *Core) close() {
 	if c.connected {
 		c.do(Action{Kind: Disconnect})
 	}
-	c.closed, c.connected, c.call, c.Session, c.TrustedUntil = true, false, nil, "", never
+	c.closed, c.connected, c.call, c.Session, c.TrustedUntil = true, false, nil, "", past
 }
 
 // goOn makes the next connection or call, if its time has come.
@@ -257,7 +260,7 @@ func (c *Core) goOn(now time.Duration) {
 		return
 	case !c.connected:
 		if now >= c.nextConnect {
-			c.nextConnect = always
+			c.nextConnect = Never
 			c.do(Action{Kind: Connect})
 		}
 		return
@@ -265,7 +268,7 @@ func (c *Core) goOn(now time.Duration) {
 		return
 	}
 	if c.longestWait < shortestWait {
-		c.noWaitBefore, c.longestWait = now+c.TTL/3, always
+		c.noWaitBefore, c.longestWait = now+c.TTL/3, Never
 	}
 	next := Action{Kind: Wait, Timeout: min(c.TTL/3, c.longestWait), Revision: c.Revision}
 	switch {
@@ -278,12 +281,6 @@ func (c *Core) goOn(now time.Duration) {
 	}
 	c.call = &call{next.Kind, now, c.Session}
 	c.do(next)
-}
-
-func (c *Core) endCall() call {
-	ended := c.call
-	c.call = nil
-	return *ended
 }
 
 // learn takes in the answer of a heartbeat or a wait, and decides when the next call is due.
@@ -321,7 +318,7 @@ func (c *Core) believe(now, sent, trust time.Duration) {
 func (c *Core) ended(now time.Duration) {
 	taken := now < c.TrustedUntil
 	c.cancel()
-	c.Session, c.beatsFirst, c.TrustedUntil, c.nextCall = "", false, never, now
+	c.Session, c.beatsFirst, c.TrustedUntil, c.nextCall = "", false, past, now
 	if c.draining {
 		c.close()
 	} else if taken {

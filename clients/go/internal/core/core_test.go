@@ -142,8 +142,8 @@ func TestVectors(t *testing.T) {
 }
 
 func deadline(c *Core) string {
-	at, due := c.Deadline()
-	if !due {
+	at := c.Deadline()
+	if at == Never {
 		return "null"
 	}
 	return fmt.Sprint(at.Milliseconds())

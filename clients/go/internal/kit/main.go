@@ -157,15 +157,15 @@ func (p *program) verb(c command, run func(context.Context, command) error) {
 	p.stops[c.ID] = stop
 	p.mu.Unlock()
 	err := run(ctx, c)
+	p.mu.Lock()
+	delete(p.stops, c.ID) // before it tells, as the next verb may have the same id
+	p.mu.Unlock()
 	if err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, lease.ErrClosed) {
 		p.tell(c, "error", event{"error": err.Error()})
 	}
 	if ctx.Err() != nil {
 		p.tell(c, "stopped", nil)
 	}
-	p.mu.Lock()
-	delete(p.stops, c.ID)
-	p.mu.Unlock()
 }
 
 // kind names what became of a transaction.
