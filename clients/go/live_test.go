@@ -814,8 +814,9 @@ func TestDrainOnSignal(t *testing.T) {
 }
 
 func TestServersOwnLimits(t *testing.T) {
+	dsn := dsn(t)
 	connect := func(ctx context.Context) (*pgx.Conn, error) {
-		config, err := pgx.ParseConfig(dsn(t))
+		config, err := pgx.ParseConfig(dsn)
 		if err != nil {
 			return nil, err
 		}
