@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -37,6 +38,9 @@ def url(port, dbname, host="127.0.0.1"):
 def program_of(language):
     """Returns the program of a library; that of a broken copy, for the test of the kit itself."""
     return Path(os.environ.get(f"KIT_{language.upper()}") or ROOT / "clients" / language) / "conformance"
+
+
+COMMIT = re.compile(rb"(?<![a-z_])COMMIT(?![a-z_(])", re.I)  # and not cursor_commit
 
 
 class Program:
@@ -127,7 +131,7 @@ class LosingLink(Link):
         try:
             while data := source.recv(65536):
                 open.wait()
-                way, is_commit = self.lose, b"COMMIT" in data.upper()
+                way, is_commit = self.lose, COMMIT.search(data)
                 if not (way and is_commit):
                     target.sendall(data)
                     continue
