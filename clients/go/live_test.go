@@ -613,8 +613,7 @@ func (busy) Begin(ctx context.Context) (pgx.Tx, error) {
 // An answer of item_claim that is lost leaves items claimed that nobody handles.
 func TestWorkGivesBackWhatALostAnswerClaimed(t *testing.T) {
 	db := pool(t, dsn(t))
-	role := "go_test_consumer"
-	do(t, db, `DROP ROLE IF EXISTS `+role)
+	role := fmt.Sprint("go_test_", os.Getpid())
 	do(t, db, `CREATE ROLE `+role+` LOGIN PASSWORD 'only for this test'`)
 	do(t, db, `SELECT eskit_lease.grant_consumer($1)`, role)
 	defer do(t, db, `DROP OWNED BY `+role+`; DROP ROLE `+role)
@@ -814,9 +813,8 @@ func TestDrainOnSignal(t *testing.T) {
 }
 
 func TestServersOwnLimits(t *testing.T) {
-	dsn := dsn(t)
 	connect := func(ctx context.Context) (*pgx.Conn, error) {
-		config, err := pgx.ParseConfig(dsn)
+		config, err := pgx.ParseConfig(dsn(t))
 		if err != nil {
 			return nil, err
 		}
