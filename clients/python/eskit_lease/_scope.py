@@ -156,6 +156,8 @@ class _Interrupt:
 @contextlib.contextmanager
 def interrupted_by(scope: Scope) -> Iterator[None]:
     """A block whose task is cancelled when the scope is. It raises `Lost` then."""
+    if scope.cancelled.is_set():
+        raise scope._loss()
     interrupt = _Interrupt(scope)
     try:
         yield

@@ -424,6 +424,7 @@ class _Thread:
         same is handed to `undo`.
         """
         if threading.current_thread() is self._thread:
+            work.close()
             raise RuntimeError("the keeper's own thread must not wait for the keeper")
         call = _Call(work, undo)
         self._waiting.add(call.done)

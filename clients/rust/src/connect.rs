@@ -7,8 +7,8 @@ use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Client, Config, NoTls, Socket};
 
-/// Makes a connection for your own work, by the same string as [`Leases::builder`](crate::Leases::builder), and drives it
-/// in the background.
+/// Makes a connection for your own work, by the same string as [`Leases::builder`](crate::Leases::builder), and drives
+/// it in the background.
 pub async fn connect(dsn: &str) -> Result<Client, Error> {
     let (client, driver) = by_dsn(dsn)?().await?;
     tokio::spawn(driver);

@@ -1,7 +1,7 @@
 //! The keeper of one session: its connection, and a second one for all other calls.
 
 use crate::core::{Action, Answer, Core};
-use crate::error::{Error, State};
+use crate::error::{Error, State, with_causes};
 use crate::line::{Connect, Line};
 use crate::settings::{Builder, default_name};
 use std::collections::{HashMap, hash_map::RandomState};
@@ -221,7 +221,7 @@ impl Keeper {
     fn failed(self: &Arc<Self>, error: Error, line: Option<Line>) {
         let sqlstate = error.of_server().filter(|_| line.is_some_and(|line| line.is_open())).map(str::to_owned);
         if sqlstate.is_none() && self.kept().line.take().is_some() {
-            log!(warn, "eskit_lease {}: lost the connection: {error}", self.name);
+            log!(warn, "eskit_lease {}: lost the connection: {}", self.name, with_causes(&error));
         }
         self.kept().error = Some(error);
         self.event(|core, now| match sqlstate {
@@ -237,15 +237,15 @@ impl Keeper {
 
     // ---- the second connection ----
 
-    /// Makes a call for a session. One that breaks is repeated until the session is known to have ended; when the keeper
-    /// closes, for half of the TTL.
+    /// Makes a call for a session. One that breaks is repeated until the session is known to have ended; when the
+    /// keeper closes, for half of the TTL.
     pub async fn call(self: &Arc<Self>, session: &str, sql: &str, args: &[&str]) -> Result<Vec<Row>, Error> {
         let mut pause = Duration::from_millis(100);
         loop {
             let gives_up = self.closing.get().is_some_and(|closing| closing.elapsed() > self.ttl / 2);
             match self.call_once(session, sql, args).await {
                 Err(error) if error.passes() && !gives_up => {
-                    log!(debug, "eskit_lease {}: repeats {sql}: {error}", self.name);
+                    log!(debug, "eskit_lease {}: repeats {sql}: {}", self.name, with_causes(&error));
                 }
                 done => return done,
             }

@@ -10,6 +10,9 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::{signal, time::sleep, time::timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+/// How long a verb rests that is refused as its session is no member of the group.
+const NO_MEMBER: Duration = Duration::from_secs(1);
+
 /// A process's keeper: one session with one heartbeat. Clones share it. It closes in the background when all clones and
 /// all scopes are dropped; [`close`](Leases::close) also waits for that.
 #[derive(Clone)]
@@ -37,8 +40,8 @@ impl Builder {
 }
 
 impl Leases {
-    /// Begins with a connection string, as of libpq; its environment variables stand for what the string leaves out. TLS
-    /// is by `sslmode`: `require` or `verify-full`, with `sslrootcert` or else the system's roots.
+    /// Begins with a connection string, as of libpq; its environment variables stand for what the string leaves out.
+    /// TLS is by `sslmode`: `require` or `verify-full`, with `sslrootcert` or else the system's roots.
     pub fn builder(dsn: &str) -> Builder {
         Builder::with_dsn(dsn)
     }
@@ -58,14 +61,14 @@ impl Leases {
         self.keeper.now().2
     }
 
-    /// Drains: nothing new begins, and each scope is told to end. When all have ended, or after `within`, when the rest is
-    /// cancelled, the session is closed.
+    /// Drains: nothing new begins, and each scope is told to end. When all have ended, or after `within`, when the rest
+    /// is cancelled, the session is closed.
     pub async fn drain(&self, within: Duration) {
         self.keeper.drain(within).await;
     }
 
-    /// Cancels all scopes, waits for their work, and closes the session: within the TTL, whatever the network does. If the
-    /// server cannot be reached, the session ends with its TTL.
+    /// Cancels all scopes, waits for their work, and closes the session: within the TTL, whatever the network does. If
+    /// the server cannot be reached, the session ends with its TTL.
     pub async fn close(&self) {
         self.keeper.clone().close().await;
     }
@@ -94,8 +97,8 @@ impl Leases {
     }
 }
 
-/// A verb at work in the background. Await it for its end: by a drain, by [`close`](Leases::close), or by an error. Drop
-/// it to stop it.
+/// A verb at work in the background. Await it for its end: by a drain, by [`close`](Leases::close), or by an error.
+/// Drop it to stop it.
 #[must_use = "the verb stops when this is dropped"]
 pub struct Running {
     task: JoinHandle<Result<(), Error>>,
@@ -136,7 +139,7 @@ pub(crate) trait Verb: Send + Sized + 'static {
                 match self.follow(&end).await {
                     Err(Error::Lost(_)) => (),
                     Err(Error::Closed) => break Ok(()),
-                    Err(error) if error.of_server() == Some("55000") => sleep(Duration::from_secs(1)).await, // no member
+                    Err(error) if error.of_server() == Some("55000") => sleep(NO_MEMBER).await,
                     done => break done,
                 }
             };

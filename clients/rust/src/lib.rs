@@ -2,8 +2,21 @@
 //!
 //! A process opens one keeper, [`Leases`], which has a session with one heartbeat, and four verbs:
 //! [`lead`](Leases::lead), [`join`](Leases::join), [`work`](Leases::work) and [`once`](Leases::once).
+//!
+//! ```no_run
+//! # async fn example(dsn: &str) -> Result<(), eskit_lease::BoxError> {
+//! let leases = eskit_lease::Leases::builder(dsn).name("billing-1").open().await?;
+//! let mut client = eskit_lease::connect(dsn).await?;
+//! let lead = leases.lead("sub:orders").await?;
+//! lead.transaction(&mut client, async |tx| Ok(tx.execute("INSERT INTO runs VALUES (now())", &[]).await?)).await?;
+//! lead.release().await;
+//! leases.close().await;
+//! # Ok(())
+//! # }
+//! ```
 
-// Files, low to high: error, core, line, connect, settings, keeper, leases, scope, transaction, lead, group, work, once.
+// Files, low to high: error, core, line, connect, settings, keeper, leases, scope, transaction, lead, group, work,
+// once.
 mod connect;
 mod core;
 mod error;

@@ -1,6 +1,6 @@
 //! `once`: run-once keys.
 
-use crate::error::{BoxError, Error};
+use crate::error::{BoxError, Error, with_causes};
 use crate::keeper::Keeper;
 use crate::leases::Leases;
 use std::{fmt::Display, sync::Arc};
@@ -27,10 +27,10 @@ type Begun = Result<(i64, CancellationToken), Once>;
 type Ended = Result<String, (String, bool)>;
 
 impl Leases {
-    /// Runs a function once for a key, in all processes. The function gets the fence, and returns a result that displays
-    /// as JSON (`serde_json::Value` does). If it fails, the key is free again. If it is not known how far it came, as its
-    /// future was dropped, or it failed with [`Error::Lost`] or [`Error::Unsure`], the key stays failed or in doubt until
-    /// `execution_resolve`.
+    /// Runs a function once for a key, in all processes. The function gets the fence, and returns a result that
+    /// displays as JSON (`serde_json::Value` does). If it fails, the key is free again. If it is not known how far it
+    /// came, as its future was dropped, or it failed with [`Error::Lost`] or [`Error::Unsure`], the key stays failed or
+    /// in doubt until `execution_resolve`.
     pub async fn once<R, F>(&self, key: &str, function: F) -> Result<Once, Error>
     where
         R: Display,
@@ -48,7 +48,7 @@ impl Leases {
         let _ = finish.send(match &done {
             Ok(result) => Ok(result.clone()),
             // Without its end it is not known how far it came.
-            Err(error) => Err((error.to_string(), !matches!(error, Error::Lost(_) | Error::Unsure(_)))),
+            Err(error) => Err((with_causes(error), !matches!(error, Error::Lost(_) | Error::Unsure(_)))),
         });
         let finished = running.await;
         let result = Some(done?);

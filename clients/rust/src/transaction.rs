@@ -12,9 +12,9 @@ impl Scope {
     /// `work` is dropped. Fails with [`Error::Lost`], [`Error::Refused`], [`Error::Unsure`], or as `work` does.
     pub async fn transaction<T, F>(&self, client: &mut Client, work: F) -> Result<T, Error>
     where
-        F: AsyncFnOnce(&Transaction<'_>) -> Result<T, BoxError>,
+        F: AsyncFnOnce(&mut Transaction<'_>) -> Result<T, BoxError>,
     {
-        let guarded = async |tx: &Transaction<'_>| {
+        let guarded = async |tx: &mut Transaction<'_>| {
             self.guard(tx).await?;
             work(tx).await
         };
@@ -43,11 +43,11 @@ impl Scope {
     /// Runs a transaction: begins, does the work, commits, and tells how the commit ended.
     pub(crate) async fn commit<T, F>(&self, client: &mut Client, work: F) -> Result<T, Error>
     where
-        F: AsyncFnOnce(&Transaction<'_>) -> Result<T, BoxError>,
+        F: AsyncFnOnce(&mut Transaction<'_>) -> Result<T, BoxError>,
     {
         self.check()?;
-        let tx = self.unless_over(client.transaction()).await??;
-        let value = self.unless_over(work(&tx)).await?.map_err(|error| self.judge(error.into()))?;
+        let mut tx = self.unless_over(client.transaction()).await??;
+        let value = self.unless_over(work(&mut tx)).await?.map_err(|error| self.judge(error.into()))?;
         self.check()?;
         let unsure = self.grant.over.clone().drop_guard();
         // If the work has caught an error of the server, COMMIT would roll back and say nothing; but the SELECT fails.

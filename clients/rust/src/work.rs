@@ -1,6 +1,6 @@
 //! `work`: the items of a queue.
 
-use crate::error::{BoxError, Error};
+use crate::error::{BoxError, Error, with_causes};
 use crate::keeper::log;
 use crate::leases::{Leases, Running, Verb, run};
 use crate::line::BoxFuture;
@@ -37,9 +37,9 @@ impl Item {
     /// [`Scope::transaction`] does.
     pub async fn transaction<T, F>(&self, client: &mut Client, work: F) -> Result<T, Error>
     where
-        F: AsyncFnOnce(&Transaction<'_>) -> Result<T, BoxError>,
+        F: AsyncFnOnce(&mut Transaction<'_>) -> Result<T, BoxError>,
     {
-        let finishing = async |tx: &Transaction<'_>| {
+        let finishing = async |tx: &mut Transaction<'_>| {
             let value = work(tx).await?;
             let sql = "SELECT eskit_lease.item_done(ARRAY[$1::bigint], $2::bigint)";
             let [id, fence] = [self.id, self.scope.fence()].map(|number| number.to_string());
@@ -146,15 +146,17 @@ impl Worker {
                 Ok(()) => Error::Misuse("the handler ended without its item's transaction"),
                 Err(error) => error,
             };
+            let error = with_causes(&error);
             log!(warn, "eskit_lease: item {id} has failed: {error}");
             let sql = "SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3)";
-            let args = [&*id.to_string(), &grant.fence.to_string(), &error.to_string()];
+            let args = [&*id.to_string(), &grant.fence.to_string(), &error];
             let _ = keeper.call(&grant.session, sql, &args).await; // LF001: it was done
             id
         });
     }
 
-    /// Gives back what a claim without an answer may have got. A role that may not read the view can only end the session.
+    /// Gives back what a claim without an answer may have got. A role that may not read the view can only end the
+    /// session.
     async fn recover(&self, session: &str) -> Result<(), Error> {
         sleep(Duration::from_millis(100)).await;
         let keeper = &self.leases.keeper;

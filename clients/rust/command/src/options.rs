@@ -7,8 +7,8 @@ use std::{ffi::OsString, time::Duration};
 #[derive(Parser)]
 #[command(name = "eskit-lease", version, after_help = AFTER)]
 pub struct Options {
-    /// The connection string; libpq's variables (PGHOST, PGPORT, PGUSER, PGPASSWORD, PGDATABASE, PGSSLMODE, PGSSLROOTCERT)
-    /// stand for what it leaves out
+    /// The connection string; libpq's variables (PGHOST, PGPORT, PGUSER, PGPASSWORD, PGDATABASE, PGSSLMODE,
+    /// PGSSLROOTCERT) stand for what it leaves out
     #[arg(
         long,
         global = true,
@@ -67,7 +67,7 @@ pub struct Run {
     /// How long the lease outlives a process that is gone or cut off
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub ttl: Duration,
-    /// Time between SIGTERM and SIGKILL when the trust runs out [default: a sixth of the TTL]
+    /// Time between SIGTERM and SIGKILL when the trust runs out [default: an eighth of the TTL]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub grace: Option<Duration>,
     /// Sends SIGKILL so long after a SIGTERM or SIGINT that was passed on [default: never]

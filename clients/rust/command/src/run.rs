@@ -44,7 +44,7 @@ struct Runner {
 }
 
 pub async fn run(dsn: &str, run: Run) -> Result<u8, Failure> {
-    let grace = run.grace.unwrap_or(run.ttl / 6);
+    let grace = run.grace.unwrap_or(run.ttl / 8);
     if grace >= run.ttl / 2 {
         return Err(Failure::new(USAGE, "--grace must be less than half of --ttl"));
     }
@@ -59,7 +59,7 @@ pub async fn run(dsn: &str, run: Run) -> Result<u8, Failure> {
         signal = one_of(&signals, &ENDING) => return Ok(code_of(signal)),
     };
     let (program, stop_timeout, quiet) = (run.program.clone(), run.stop_timeout, run.quiet);
-    let margin = run.ttl / 60;
+    let margin = run.ttl / 80;
     let runner = Runner { leases: leases.clone(), reaper, signals, program, grace, margin, stop_timeout, quiet };
     notify("READY=1");
     let done = match (&run.lead, &run.group, &run.once) {

@@ -12,10 +12,12 @@ use tokio_postgres::types::Type;
 // A fence is a text, as many readers of JSON know no number so great.
 const HELD: &str = "SELECT row_to_json(t)::text FROM (
     SELECT resource, slot, consumer, fence::text, date_trunc('second', held_for)::text AS held_for, trust_ms, waiters
-    FROM eskit_lease.leases WHERE state = 'held' AND ($1::text[] = '{}' OR resource = ANY ($1)) ORDER BY resource, slot) AS t";
+    FROM eskit_lease.leases
+    WHERE state = 'held' AND ($1::text[] = '{}' OR resource = ANY ($1)) ORDER BY resource, slot) AS t";
 const TOP: &str = "SELECT row_to_json(t)::text FROM (
     SELECT resource, kind, held, slots, consumer, date_trunc('second', held_for)::text AS held_for, trust_ms, waiters,
-        date_trunc('second', waiting_for)::text AS waiting_for, date_trunc('second', open_for)::text AS open_for, losses, lag
+        date_trunc('second', waiting_for)::text AS waiting_for, date_trunc('second', open_for)::text AS open_for,
+        losses, lag
     FROM eskit_lease.top WHERE $1::text[] = '{}' OR resource = ANY ($1)) AS t";
 
 type Row = Map<String, Value>;
