@@ -33,8 +33,8 @@ MUTANTS = {
     ),
     "the fence is not checked": (
         "eskit_lease/_transaction.py",
-        'FENCE_CHECK = Statement("SELECT eskit_lease.fence_check(%s::text, %s::bigint)")',
-        'FENCE_CHECK = Statement("SELECT %s::text IS NULL AND %s::bigint IS NULL")',
+        'FENCE_CHECK = Statement("SELECT eskit_lease.fence_check(CAST(%s AS text), CAST(%s AS bigint))")',
+        'FENCE_CHECK = Statement("SELECT CAST(%s AS text) IS NULL AND CAST(%s AS bigint) IS NULL")',
         "test_lead.py::test_who_does_not_know_of_its_loss_writes_nothing",
     ),
     "a partition is released before its task has ended": (

@@ -25,7 +25,7 @@ def test_check(alone):
 
 def test_the_first_lines_of_the_readme_lead(alone, tmp_path):
     """They print a fence, which was drawn meanwhile."""
-    session = alone.has("SELECT session FROM eskit_lease.session_open('kit')")
+    session = alone.has("SELECT session FROM eskit_lease.session_open('kit', '1 h')")
     draw = lambda name: alone.has("SELECT fence FROM eskit_lease.lease_acquire(%s, %s)", name, session)  # noqa: E731
     before = draw("before")
     printed = run(alone, "try", str(tmp_path))
