@@ -230,8 +230,12 @@ impl Keeper {
         });
     }
 
-    async fn new_line(&self) -> Result<Line, Error> {
-        let (client, driver) = timeout(self.ttl / 2, (self.connect)()).await.map_err(|_| timed_out())??;
+    /// Connects, in a task of its own: the user's function may panic.
+    async fn new_line(self: &Arc<Self>) -> Result<Line, Error> {
+        let keeper = self.clone();
+        let task = AbortOnDropHandle::new(self.runtime.spawn(async move { (keeper.connect)().await }));
+        let made = timeout(self.ttl / 2, task).await.map_err(|_| timed_out())?;
+        let (client, driver) = made.map_err(|panic| Error::Other(panic.into()))??;
         Ok(Line::new(client, driver))
     }
 

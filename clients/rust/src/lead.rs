@@ -4,7 +4,7 @@ use crate::error::{Error, State};
 use crate::keeper::{Keeper, answer_of};
 use crate::leases::{Leases, Running};
 use crate::scope::{Grant, Scope};
-use std::{ops::Deref, sync::Arc, time::Duration};
+use std::{future::pending, ops::Deref, sync::Arc, time::Duration};
 use tokio::sync::{OwnedMutexGuard, oneshot, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -81,7 +81,17 @@ impl Hold {
         let mut fence = None;
         if let Ok(Some(grant)) = &granted {
             let _ = tell.send(grant.clone());
-            fence = self.keep(grant).await.then(|| grant.fence.to_string());
+            let stop = self.keeper.stop.clone();
+            let tell_of_drain = async {
+                stop.cancelled().await;
+                grant.token.cancel();
+                pending().await
+            };
+            let stays = tokio::select! {
+                stays = self.keep(grant) => stays,
+                stays = tell_of_drain => stays,
+            };
+            fence = stays.then(|| grant.fence.to_string());
             grant.over.cancel();
         }
         if let Some(session) = &self.session {
@@ -120,7 +130,6 @@ impl Hold {
         loop {
             tokio::select! {
                 () = self.end.cancelled() => return stays,
-                () = self.keeper.stop.cancelled(), if !grant.token.is_cancelled() => grant.token.cancel(),
                 _ = self.asks.changed(), if !grant.over.is_cancelled() => {
                     match self.acquire(&grant.session, true).await {
                         Ok((fence, reason)) if fence == Some(grant.fence) && reason == "already_held" => continue,

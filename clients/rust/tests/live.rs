@@ -1,8 +1,11 @@
 //! Each verb and each refusal, against the server of DATABASE_URL; without one, nothing is tested.
 
 use eskit_lease::{BoxError, Builder, Error, Leases, State};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, NoTls};
 
@@ -333,5 +336,104 @@ async fn what_cannot_be_opened_says_why() -> Done {
     let refused = Builder::with_connect(|| tokio_postgres::connect("host=127.0.0.1 port=1 user=x", NoTls));
     let refused = refused.patience(Duration::from_millis(300)).open().await;
     assert!(matches!(refused, Err(Error::Postgres(_))));
+    let panics = Builder::with_connect(|| async {
+        assert!(std::process::id() == 0, "a panic of the test");
+        tokio_postgres::connect("", NoTls).await
+    });
+    let panics = panics.patience(Duration::from_millis(300)).open().await;
+    assert!(matches!(panics, Err(Error::Other(panic)) if panic.to_string().contains("panic")));
+    Ok(())
+}
+
+/// A network in front of the server, which breaks the first connections that make a certain call, after the call.
+async fn losing(dsn: &str, call: &'static str, times: usize) -> Result<String, BoxError> {
+    let (before, host) = dsn.rsplit_once('@').ok_or("no user in DATABASE_URL")?;
+    let (host, database) = host.split_once('/').ok_or("no database in DATABASE_URL")?;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let link = format!("{before}@{}/{database}", listener.local_addr()?);
+    let (host, left) = (host.to_owned(), Arc::new(AtomicUsize::new(times)));
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let (host, left) = (host.clone(), left.clone());
+            tokio::spawn(async move {
+                let mut server = TcpStream::connect(host).await?;
+                let (mut asked, mut answered) = ([0; 8192], [0; 8192]);
+                loop {
+                    tokio::select! {
+                        length = client.read(&mut asked) => {
+                            let data = &asked[..length?];
+                            server.write_all(data).await?;
+                            let calls = data.windows(call.len()).any(|part| part == call.as_bytes());
+                            let lost = calls && left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok();
+                            if lost || data.is_empty() {
+                                sleep(Duration::from_millis(100)).await; // the server commits
+                                return Ok::<_, std::io::Error>(());
+                            }
+                        }
+                        length = server.read(&mut answered) => match length? {
+                            0 => return Ok(()),
+                            length => client.write_all(&answered[..length]).await?,
+                        },
+                    }
+                }
+            });
+        }
+    });
+    Ok(link)
+}
+
+#[tokio::test]
+async fn a_claim_whose_answer_is_lost_keeps_no_item() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (queue, db) = (name("lost"), client(&dsn).await?);
+    db.execute("SELECT eskit_lease.queue_create($1)", &[&queue]).await?;
+    // Once as a reader of the views, and once as a role that may only work.
+    let role = name("role").replace('-', "_");
+    db.batch_execute(&format!(
+        "CREATE ROLE {role} LOGIN PASSWORD 'test'; SELECT eskit_lease.grant_consumer('{role}');"
+    ))
+    .await?;
+    let (scheme, host) = dsn.rsplit_once('@').ok_or("no user in DATABASE_URL")?;
+    let scheme = scheme.split_once("://").ok_or("no URL")?.0;
+    for dsn in [dsn.clone(), format!("{scheme}://{role}:test@{host}")] {
+        let add = "SELECT eskit_lease.item_add($1, jsonb_build_object('n', n)) FROM generate_series(1, 6) AS n";
+        db.execute(add, &[&queue]).await?;
+        let leases = Leases::builder(&losing(&dsn, "item_claim(", 2).await?).ttl(Duration::from_secs(5)).open().await?;
+        let app = dsn.clone();
+        let working = leases.work(&queue, 2, move |item| {
+            let app = app.clone();
+            async move { Ok(item.transaction(&mut client(&app).await?, async |_| Ok(())).await?) }
+        });
+        until(&db, "SELECT count(*) = 0 FROM eskit_lease.items WHERE queue = $1", &queue).await?;
+        working.stop().await?;
+        leases.close().await;
+    }
+    db.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await?;
+    db.execute("SELECT eskit_lease.queue_drop($1, items => true)", &[&queue]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_call_whose_answer_is_lost_is_repeated() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (lead, key, db) = (name("repeated"), name("repeated-key"), client(&dsn).await?);
+    let leases = open(&losing(&dsn, "lease_acquire(", 1).await?).await?;
+    leases.lead(&lead).await?.release().await;
+    until(&db, "SELECT count(*) = 0 FROM eskit_lease.leases WHERE resource = $1 AND state = 'held'", &lead).await?;
+    leases.close().await;
+    let leases = open(&losing(&dsn, "lease_release(", 1).await?).await?;
+    leases.lead(&lead).await?.release().await;
+    until(&db, "SELECT count(*) = 0 FROM eskit_lease.leases WHERE resource = $1 AND state = 'held'", &lead).await?;
+    leases.close().await;
+    for call in ["execution_begin(", "execution_finish("] {
+        let leases = open(&losing(&dsn, call, 1).await?).await?;
+        let (key, mut calls) = (format!("{key}{call}"), 0);
+        let once = leases.once(&key, async |_| {
+            calls += 1;
+            Ok("null")
+        });
+        assert!(once.await?.first && calls == 1);
+        leases.close().await;
+    }
     Ok(())
 }

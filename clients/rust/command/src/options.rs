@@ -30,7 +30,7 @@ pub enum Command {
     Status(Show),
     /// Shows the busiest leases, again and again
     Top(Top),
-    /// Tells each change of a lease's holder
+    /// Tells each change of a lease's holder that it sees: it looks once in an interval
     Watch(Top),
     /// Prints a completion script
     #[command(hide = true)]
