@@ -27,8 +27,8 @@ MUTANTS = {
     ),
     "news since the ask is not heard": (
         "eskit_lease/_lead.py",
-        "await keeper.asked(asks, pause)",
-        "await keeper.asked(keeper.asks, pause)",
+        "await keeper.until(lambda: keeper.asks > asks or keeper.draining or self.is_left, pause)",
+        "asks = keeper.asks; await keeper.until(lambda: keeper.asks > asks or keeper.draining or self.is_left, pause)",
         "test_lead.py::test_no_grant_is_missed",
     ),
     "the fence is not checked": (
@@ -40,7 +40,7 @@ MUTANTS = {
     "a partition is released before its task has ended": (
         "eskit_lease/_group.py",
         'partition.cancel("the partition moves to another member")',
-        "keeper.spawn(self._call(session, RELEASE, self._group, number, partition.fence))",
+        "self.keeper.spawn(self.keeper.give_back(session, RELEASE, self.name, partition.partition, partition.fence))",
         "test_work.py::test_a_partition_goes_to_a_newcomer_only_after_its_task_has_ended",
     ),
     "a fence is used after an unknown commit": (

@@ -153,6 +153,6 @@ def _refuse_nested(tx: Any) -> None:
     if comes_from(tx, "asyncpg"):
         nested = tx.is_in_transaction()
     else:
-        nested = tx.info.transaction_status != TransactionStatus.IDLE
+        nested = tx.info.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
     if nested:
         raise RuntimeError(NESTED)

@@ -8,9 +8,10 @@ from typing import Any
 
 import psycopg
 
+from ._crew import Crew
 from ._drivers import Statement
-from ._errors import SERVER_STATE, Closed, LeaseError, Lost
-from ._keeper import LONGEST_PAUSE, Keeper, log
+from ._errors import LeaseError
+from ._keeper import Keeper, log
 from ._scope import Fenced
 
 JOIN = "SELECT eskit_lease.group_join(%s::text, %s::uuid) AS generation"
@@ -23,7 +24,7 @@ COMMIT = Statement(
                                         expected => CAST(%s AS bigint))"""
 )
 
-FIRST_PAUSE_AFTER, LONGEST_PAUSE_AFTER = 0.1, 10.0  # seconds, after work that failed or returned
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds, after work that failed or returned
 
 
 class Partition(Fenced):
@@ -60,117 +61,64 @@ class Partition(Fenced):
         return self.group, self.partition, position, self.fence, expected
 
 
-class Member:
+class Member(Crew[Partition]):
     """This process in a group: a task for each partition that it owns."""
 
     def __init__(self, keeper: Keeper, group: str, work: Callable[[Partition], Awaitable[object]]) -> None:
-        self._keeper, self._group, self._work = keeper, group, work
-        self._running: dict[int, Partition] = {}
-        self._pauses: dict[int, float] = {}  # before the next try of a partition whose work failed
-        self._ends = 0  # of the work on partitions
+        super().__init__(keeper, "group", group)
+        self._work = work
         self._joined: str | None = None  # the session that has joined
-        self._was_joined = False
-        self._stopping = False
+        self._pauses: dict[int, float] = {}  # before the next try of a partition whose work failed
 
-    def stop(self) -> None:
-        self._stopping = True
-
-    async def run(self) -> None:
-        """Works until `stop`, or the end of a drain. Raises the driver's error if the first join is refused."""
-        keeper = self._keeper
-        try:
-            while not (self._stopping or keeper.draining):
-                asks, ends = keeper.asks, self._ends
-                pause = await self._look()
-                await keeper.until(
-                    lambda: self._stopping or keeper.asks > asks or self._ends > ends,  # noqa: B023
-                    pause,
-                )
-            if keeper.draining:  # each is told, and the end of the drain cancels the rest
-                await keeper.until(lambda: self._stopping or not self._running)
-        finally:
-            for partition in self._running.values():
-                partition.cancel("the process leaves the group")
-            await keeper.until(lambda: not self._running)
-            if self._joined is not None and not keeper.draining:
-                await self._call(self._joined, LEAVE, self._group, self._joined)
-
-    async def _look(self) -> float | None:
-        """Joins with the present session and takes up what it owns. Returns after which time to look again at the
-        latest; None if the next news will tell."""
-        keeper, session = self._keeper, self._keeper.session
-        if session is None or not keeper.is_trusted(session):
-            return None
+    async def look(self, session: str) -> float | None:
         try:
             if self._joined != session:
-                await keeper.call(session, JOIN, self._group, session)
-                self._joined, self._was_joined = session, True
-            rows = await keeper.call(session, ASSIGNMENT, self._group, session)
-        except (Lost, Closed):
-            return None
-        except psycopg.Error as error:
-            if not self._was_joined:
-                raise
-            log.warning("%s: %s: cannot ask for the partitions: %s", keeper.settings.name, self._group, error)
-            if error.sqlstate == SERVER_STATE:  # it is no member any more
-                self._joined = None
-            return LONGEST_PAUSE
+                await self.keeper.call(session, JOIN, self.name, session)
+            self._joined = session
+            rows = await self.keeper.call(session, ASSIGNMENT, self.name, session)
+        except psycopg.Error:
+            self._joined = None  # to join twice does no harm
+            raise
         owned = {row["partition"]: row["fence"] for row in rows if row["state"] == "owned"}
-        for number, partition in self._running.items():
-            if owned.get(number) != partition.fence:
+        for partition in self.at_work.values():
+            if owned.get(partition.partition) != partition.fence:
                 partition.cancel("the partition moves to another member")
         for number, fence in owned.items():
-            partition = Partition(keeper, self._group, number, fence, session)
-            if number not in self._running and keeper.begin(partition, session):
-                self._running[number] = partition
-                keeper.spawn(self._serve(partition))
+            partition = Partition(self.keeper, self.name, number, fence, session)
+            if number not in self.at_work and self.begin(number, partition):
+                self.keeper.spawn(self._serve(partition))
         return None
+
+    def wind_up(self) -> None:
+        if self.is_stopping:  # else the end of the drain cancels those that do not leave by themselves
+            for partition in self.at_work.values():
+                partition.cancel("the process leaves the group")
+
+    async def leave(self) -> None:
+        if self._joined is not None and not self.keeper.draining:
+            await self.keeper.give_back(self._joined, LEAVE, self.name, self._joined)
 
     async def _serve(self, partition: Partition) -> None:
         """Runs the work on a partition to its end, and releases the partition."""
-        keeper, number = self._keeper, partition.partition
+        keeper, number = self.keeper, partition.partition
         began, pause = time.monotonic(), 0.0
         try:
             try:
                 await self._work(partition)
                 pause = self._pause(number, began)
             except LeaseError as error:
-                log.debug("%s: %s, partition %d: %s", keeper.settings.name, self._group, number, error)
-            except Exception:
+                log.debug("%s: %s, partition %d: %s", keeper.name, self.name, number, error)
+            except Exception as error:
                 pause = self._pause(number, began)
-                log.exception("%s: %s, partition %d failed", keeper.settings.name, self._group, number)
+                keeper.warn("%s, partition %d: the work failed", self.name, number, trace=error)
             partition._end()
-            over = partition.cancelled
-            await keeper.until(lambda: over.is_set() or self._stopping or keeper.draining, pause)
-            if not keeper.closing:
-                await self._call(partition.session, RELEASE, self._group, number, partition.fence)
+            await keeper.until(lambda: partition.cancelled.is_set() or self.is_stopping or keeper.draining, pause)
+            await keeper.give_back(partition.session, RELEASE, self.name, number, partition.fence)
         finally:
-            keeper.end(partition)
-            del self._running[number]
-            self._ends += 1
-            keeper.poke()
+            self.end(number)
 
     def _pause(self, number: int, began: float) -> float:
         """Returns how long to wait after work that failed or returned. It doubles with each time in short order."""
-        former = self._pauses.get(number, 0.0) if time.monotonic() < began + LONGEST_PAUSE_AFTER else 0.0
-        self._pauses[number] = pause = min(max(2 * former, FIRST_PAUSE_AFTER), LONGEST_PAUSE_AFTER)
+        former = self._pauses.get(number, 0.0) if time.monotonic() < began + LONGEST_PAUSE else 0.0
+        self._pauses[number] = pause = min(max(2 * former, FIRST_PAUSE), LONGEST_PAUSE)
         return pause
-
-    async def _call(self, session: str, sql: str, *params: object) -> None:
-        """Gives something back. There is nothing to give back once the session has ended."""
-        try:
-            await self._keeper.call(session, sql, *params)
-        except (Lost, Closed):
-            pass
-        except psycopg.Error as error:
-            log.warning("%s: %s: cannot release: %s", self._keeper.settings.name, self._group, error)
-
-
-async def join(keeper: Keeper, group: str, work: Callable[[Partition], Awaitable[object]]) -> None:
-    """Is a member of the group until the caller is cancelled, or the keeper has drained."""
-    turn = ("group", group)
-    await keeper.take_turn(turn)
-    member = Member(keeper, group, work)
-    running = keeper.spawn(member.run())
-    running.add_done_callback(lambda _: keeper.pass_turn(turn))
-    await keeper.wait_for(running, member.stop)

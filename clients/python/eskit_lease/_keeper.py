@@ -1,7 +1,6 @@
 """The keeper: one session, one connection that keeps it alive, and the news for all that the process was handed out.
 
-The core decides; this does what it says. Everything runs in one event loop, so what is done between two awaits is done
-at once.
+The core decides; this does what it says.
 """
 
 from __future__ import annotations
@@ -9,23 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import random
-import socket
 import time
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import psycopg
-from psycopg import conninfo
 
 from ._core import Action, Answer, Core
-from ._errands import Errands
-from ._errors import SERVER_STATE, SESSION_ENDED, Closed, Lost
-from ._line import Broken, Connect, Connection, Line, Row
-
-T = TypeVar("T")
+from ._errors import FENCE_REFUSED, SERVER_STATE, SESSION_ENDED, Closed, Lost
+from ._line import Broken, Connect, Errands, Line, Row
+from ._waiting import Waiting
 
 OPEN = """SELECT session::text, trust_ms, revision
           FROM eskit_lease.session_open(%s::text, %s::interval, takeover => %s::boolean)"""
@@ -61,50 +54,24 @@ class Settings:
     on_state: Callable[[str], None] | None
 
 
-def default_name() -> str:
-    """Returns a name that no other process has."""
-    return f"{socket.gethostname()[:200]}-{os.getpid()}-{random.SystemRandom().getrandbits(32):08x}"
-
-
-def connector(dsn: str, ttl: float) -> Connect:
-    """Returns a function that connects by a connection string.
-
-    A silent host must leave time for the next one of the string, so each has a share of half of the TTL, unless the
-    string says otherwise.
-    """
-    given = conninfo.conninfo_to_dict(dsn)
-    hosts = str(given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST", "")).split(",")
-    options: dict[str, Any] = {"fallback_application_name": "eskit_lease"}
-    if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:
-        options["connect_timeout"] = max(2, int(ttl / 2 / len(hosts)))
-
-    async def connect() -> Connection:
-        return await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None, **options)
-
-    return connect
-
-
 def monotonic_ms() -> float:
     return time.monotonic() * 1000
 
 
-class Keeper:
+class Keeper(Waiting):
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.ttl = settings, settings.ttl
-        self.asks = 0  # grows whenever all scopes must ask: note it before a call, wait for a greater one after it
+        super().__init__()
+        self.settings, self.ttl, self.name = settings, settings.ttl, settings.name
         self.scopes: set[Held] = set()
         self._core = Core(round(settings.ttl * 1000), settings.takeover, settings.watch is not None)
         self._errands = Errands(settings.connect, settings.ttl / 2)
         self._line: Line | None = None
-        self._calls: set[asyncio.Task[Any]] = set()  # on the keeper's own connection
+        self._calls: set[asyncio.Task[None]] = set()  # on the line
         self._timer: asyncio.TimerHandle | None = None
-        self._news = asyncio.Event()  # replaced whenever something has changed
-        self._turns: dict[Hashable, asyncio.Event] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()  # of the verbs; a drain waits for them
         self._told = "starting"  # the state that was told last
         self._trouble: BaseException | None = None  # the error of the last try
-        self._has_answered = False  # whether the present connection, or the one before it that was not told of
-        self._opened = False
+        self._logged: set[str] = set()  # what went wrong since the last answer, as each is told once
+        self._is_opened = False
         self._ending: asyncio.Task[None] | None = None
         self._calls_until = float("inf")  # when calls are no longer repeated, once the keeper closes
 
@@ -137,8 +104,8 @@ class Keeper:
 
     def require_open(self) -> None:
         """Raises `Closed` if no verb may begin."""
-        if not self._opened:
-            raise Closed("the keeper was not opened: use `async with Leases(..)`, or call `open()`")
+        if not self._is_opened:
+            raise Closed("the keeper was not opened: use `with Leases(..)`, or call `open()`")
         if self.draining:
             raise Closed("the keeper is closed" if self.closing else "the keeper drains")
 
@@ -148,31 +115,11 @@ class Keeper:
         self.require_open()
         return str(self._core.session)
 
-    async def until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Waits for a condition that may change whenever `poke` is called. Returns False after `timeout` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not condition():
-            timer = None
-            if deadline is not None:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                timer = asyncio.get_running_loop().call_later(left, self.poke)
-            try:
-                await self._news.wait()
-            finally:
-                if timer is not None:
-                    timer.cancel()
-        return True
-
-    async def asked(self, asks: int, timeout: float | None = None) -> None:
-        """Waits until all scopes must ask, since the counter was `asks`; at most `timeout` seconds."""
-        await self.until(lambda: self.asks > asks or self.draining, timeout)
-
-    def poke(self) -> None:
-        """Has all that wait look again."""
-        self._news.set()
-        self._news = asyncio.Event()
+    async def turn(self, name: Hashable) -> None:
+        """Waits until no task of this process is about a name. Raises `Closed`."""
+        self.require_open()
+        await self.until(lambda: self.draining or not self.is_taken(name))
+        self.require_open()
 
     def begin(self, scope: Held, session: str) -> bool:
         """Lets a scope begin under this session. Returns False if the trust is over, or nothing may begin."""
@@ -186,46 +133,13 @@ class Keeper:
         self.scopes.discard(scope)
         self.poke()
 
-    async def take_turn(self, name: Hashable) -> None:
-        """Waits until no other call of this process is about the name. Raises `Closed`."""
-        self.require_open()
-        while (other := self._turns.get(name)) is not None:
-            await other.wait()
-            self.require_open()
-        self._turns[name] = asyncio.Event()
+    def _warn_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            self.warn("%s", text)
 
-    def is_taken(self, name: Hashable) -> bool:
-        return name in self._turns
-
-    def pass_turn(self, name: Hashable) -> None:
-        self._turns.pop(name).set()
-
-    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Starts a task that goes on if its caller is cancelled, and that a drain waits for."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._has_ended)
-        return task
-
-    async def wait_for(self, task: asyncio.Task[object], stop: Callable[[], None]) -> None:
-        """Waits for a task that ends after `stop`, which is called each time that the caller is cancelled."""
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            stop()
-            while not task.done():
-                self.poke()
-                try:
-                    await asyncio.wait({task})
-                except asyncio.CancelledError:
-                    stop()
-            raise
-
-    def _has_ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # looked at, as its caller may be gone
-        self.poke()
+    def warn(self, text: str, *given: object, trace: BaseException | None = None) -> None:
+        log.warning(f"%s: {text}", self.name, *given, exc_info=trace)
 
     # ---- calls on the second connection ----
 
@@ -238,9 +152,8 @@ class Keeper:
         """
         pause = FIRST_PAUSE
         while True:
-            self._require(session)
             try:
-                sent, rows = await self._errands.call(sql, params)
+                sent, rows = await self._errands.call(sql, params, lambda: self._require(session))
             except Broken:
                 if not repeat:
                     raise
@@ -253,6 +166,19 @@ class Keeper:
                 return rows
             await self.until(lambda: self._core.session != session, pause)
             pause = min(2 * pause, LONGEST_PAUSE, self.ttl / 6)
+
+    async def give_back(self, session: str, sql: str, *params: Any) -> bool:
+        """Runs a statement that gives something back, and says whether it has. Nothing is left to give back once the
+        session has ended, or is about to."""
+        try:
+            rows = [] if self.closing else await self.call(session, sql, *params)
+            return not rows or bool(rows[0]["done"])
+        except (Lost, Closed):
+            return True
+        except psycopg.Error as error:
+            if error.sqlstate != FENCE_REFUSED:  # else another call did it
+                self.warn("cannot give back %s: %s", params[0], error)
+            return False
 
     async def give_up_session(self, session: str) -> None:
         """Ends the session, where nothing else makes sure of what it holds. Another one opens."""
@@ -273,7 +199,7 @@ class Keeper:
             self._hear(session, time.monotonic(), Answer(alive=False))
         elif error.sqlstate == SERVER_STATE:
             with contextlib.suppress(Broken, psycopg.Error):
-                sent, rows = await self._errands.call(BEAT, (session,))
+                sent, rows = await self._errands.call(BEAT, (session,), lambda: None)
                 self._hear(session, sent, answer_of(rows[0]))
         if self._core.session != session:
             raise Lost("the session has ended", sqlstate=error.sqlstate) from error
@@ -303,11 +229,10 @@ class Keeper:
             elif action.kind == "cancel":
                 self._cancel("the trust in the session is over" if self._core.session else "the session has ended")
             elif action.kind == "ask":
-                self.asks += 1
-                self.poke()
+                self.ask()
             elif action.kind == "warn":
                 taken = "another process has ended the session: is its name unique?"
-                log.warning("%s: %s", self.settings.name, taken if action.why == "taken" else self._trouble)
+                self._warn_once(taken if action.why == "taken" else f"the server refuses: {self._trouble}")
             elif self._line is not None:
                 self._start(self._call(self._line, action.kind, *self._statement(action)))
         self._set_timer()
@@ -316,7 +241,7 @@ class Keeper:
     def _statement(self, action: Action) -> tuple[str, tuple[Any, ...]]:
         settings, session = self.settings, self._core.session
         if action.kind == "open":
-            return OPEN, (settings.name, f"{self._core.ttl_ms} ms", action.takeover)
+            return OPEN, (self.name, f"{self._core.ttl_ms} ms", action.takeover)
         if action.kind == "wait":
             return WAIT, (session, action.revision, f"{action.timeout_ms} ms")
         return (BEAT, (session,)) if settings.watch is None else (WATCH, (session, settings.watch))
@@ -344,7 +269,7 @@ class Keeper:
                 if sql != WATCH or error.sqlstate not in CANNOT_WATCH:
                     raise
                 # A table that was dropped must not end the session.
-                log.warning("%s: cannot watch %s: %s", self.settings.name, self.settings.watch, error)
+                self._warn_once(f"cannot watch {self.settings.watch}: {error}")
                 rows = await line.call(BEAT, params[:1])
         except Broken as error:
             self._lose(line, error)
@@ -352,17 +277,15 @@ class Keeper:
             self._trouble = error
             self._happen(line, self._core.failed, error.sqlstate)
         else:
-            self._has_answered = True
+            self._logged.clear()
             if kind == "open":
-                log.info("%s: opened a session", self.settings.name)
+                log.info("%s: opened a session", self.name)
             self._happen(line, self._core.answered, answer_of(rows[0]))
 
     def _lose(self, line: Line, error: Broken) -> None:
         if line is self._line:
             self._trouble = error.__cause__ or TimeoutError(str(error))
-            level = logging.WARNING if self._has_answered else logging.DEBUG  # once, not for each try
-            log.log(level, "%s: lost the connection, and makes another: %s", self.settings.name, error)
-            self._has_answered = False
+            self._warn_once(f"there is no connection: {error}")
         self._happen(line, self._core.disconnected)
 
     def _happen(self, line: Line, event: Callable[..., list[Action]], *given: Any) -> None:
@@ -392,21 +315,21 @@ class Keeper:
             return
         former, self._told = self._told, state
         level = logging.WARNING if state in ("doubting", "lost") else logging.INFO
-        log.log(level, "%s: is %s, was %s", self.settings.name, state, former)
+        log.log(level, "%s: is %s, was %s", self.name, state, former)
         self.poke()
         if self.settings.on_state is not None:
             try:
                 self.settings.on_state(state)
             except Exception:
-                log.exception("%s: on_state failed", self.settings.name)
+                log.exception("%s: on_state failed", self.name)
 
     # ---- open, drain and close ----
 
     async def open(self) -> None:
         """Opens the first session. Raises the error of the last try if none is trusted within the patience."""
-        if self._opened:
+        if self._is_opened:
             raise RuntimeError("the keeper was opened before")
-        self._opened = True
+        self._is_opened = True
         try:
             self._perform(self._core.start(monotonic_ms()))
             await self.until(lambda: self.draining or self.is_trusted(), self.settings.patience)
@@ -422,18 +345,18 @@ class Keeper:
 
     async def drain(self, seconds: float) -> None:
         """Begins nothing new, and closes when all has ended, or after this time."""
-        if self._opened and not self.draining:
+        if self._is_opened and not self.draining:
             session = self._core.session
             self._perform(self._core.drain(monotonic_ms()))
             if session is not None:
                 self.spawn(self.call(session, DRAIN, session))
-            self._wake()
+            self.ask()
         await self.until(lambda: self.closing or not (self.scopes or self._tasks), seconds)
         await self.close()
 
     async def close(self) -> None:
         """Cancels all scopes, waits for their work, and closes the session; within the TTL at most."""
-        if self._opened:
+        if self._is_opened:
             if self._ending is None:
                 self._ending = asyncio.ensure_future(self._close())
             await asyncio.shield(self._ending)
@@ -443,7 +366,7 @@ class Keeper:
         self._calls_until = began + self.ttl / 2
         self._perform(self._core.drain(monotonic_ms()))
         self._cancel("the keeper is closed")
-        self._wake()
+        self.ask()
         await self.until(lambda: not (self.scopes or self._tasks), self.ttl / 2)
         if session is not None and self._core.session == session:
             self._calls_until = began + self.ttl
@@ -465,14 +388,7 @@ class Keeper:
         except (Lost, Closed):
             pass
         except psycopg.Error as error:
-            log.warning("%s: the session ends with its TTL, as it cannot be closed: %s", self.settings.name, error)
-
-    def _wake(self) -> None:
-        """Has all that wait see that nothing begins any more."""
-        self.asks += 1
-        for turn in self._turns.values():
-            turn.set()
-        self.poke()
+            self.warn("cannot close the session, which ends with its TTL: %s", error)
 
 
 def answer_of(row: Row) -> Answer:

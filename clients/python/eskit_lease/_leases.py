@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 from ._drivers import connected
-from ._group import Partition, join
-from ._keeper import Keeper, Settings, connector, default_name
-from ._lead import Lead, leading, leading_now
-from ._line import Connect
-from ._once import Execution, Outcome, once
+from ._face import DRAIN, SIGNALS, Face
+from ._group import Member, Partition
+from ._lead import Lead, Leading
+from ._once import Execution, Outcome, Run
 from ._scope import interrupted_by
-from ._work import Item, work
-
-DRAIN = 10.0  # seconds
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from ._work import Item, Worker
 
 
-def settings_of(
-    connection: str | Connect,
-    name: str | None,
-    ttl: float,
-    takeover: bool,
-    patience: float,
-    watch: str | None,
-    on_state: Callable[[str], None] | None,
-) -> Settings:
-    """Checks the settings of a keeper."""
-    if takeover and name is None:
-        raise ValueError("takeover needs a name, which no other process has")
-    if not ttl > 0:
-        raise ValueError("ttl must be positive")
-    connect = connector(connection, ttl) if isinstance(connection, str) else connection
-    return Settings(connect, name or default_name(), ttl, takeover, patience, watch, on_state)
-
-
-class Leases:
+class Leases(Face):
     """The leases of this process: one session, kept alive by a connection that nothing else uses.
 
         async with Leases(os.environ["DATABASE_URL"]) as leases:
@@ -49,49 +25,7 @@ class Leases:
 
     It belongs to the event loop in which it is opened. An event loop that is blocked for a third of the TTL sends no
     heartbeat.
-
-    Args:
-        connection: a connection string of libpq; what it leaves out comes from the PG* variables. Or a function that
-            makes a `psycopg.AsyncConnection` when awaited, for instance for passwords that expire.
-        name: the consumer's name. By default the host, the process id and a random part.
-        ttl: seconds for which the session lives without a heartbeat.
-        takeover: inherit from the session of this name that a former process has left. Needs a name that no two
-            processes have at a time.
-        patience: seconds for which opening tries.
-        watch: the name of a table of events, numbered by `eskit_lease.position_next()`. New events are news to all
-            scopes.
-        on_state: called with the state whenever it changes: trusted, doubting, lost, draining, closed.
     """
-
-    def __init__(
-        self,
-        connection: str | Connect = "",
-        *,
-        name: str | None = None,
-        ttl: float = 30.0,
-        takeover: bool = False,
-        patience: float = 30.0,
-        watch: str | None = None,
-        on_state: Callable[[str], None] | None = None,
-    ) -> None:
-        self._keeper = Keeper(settings_of(connection, name, ttl, takeover, patience, watch, on_state))
-        self._signals: list[int] = []
-        self._drain: asyncio.Future[None] | None = None  # that a signal has begun
-
-    @property
-    def name(self) -> str:
-        """The consumer's name."""
-        return self._keeper.settings.name
-
-    @property
-    def state(self) -> str:
-        """starting, trusted, doubting, lost, draining or closed."""
-        return self._keeper.state
-
-    @property
-    def session(self) -> str | None:
-        """The uuid of the session, for SQL of your own; None if there is none. Keep it private."""
-        return self._keeper.session
 
     async def open(self) -> None:
         """Opens the session. `async with` does it, too.
@@ -104,22 +38,32 @@ class Leases:
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def lead(self, name: str) -> AbstractAsyncContextManager[Lead]:
+    @contextlib.asynccontextmanager
+    async def lead(self, name: str) -> AsyncIterator[Lead]:
         """Waits for leadership of a name, and leads for the length of the block.
 
         When the lease, or the trust in it, ends, the task of the block is cancelled, and the block raises `Lost`. A
         time limit is `asyncio.timeout` around it. Raises `Closed` once the keeper drains, and the driver's errors.
         """
-        return leading(self._keeper, name)
+        async with Leading(self._keeper, name).held() as lead:
+            assert lead is not None
+            with interrupted_by(lead):
+                yield lead
 
-    def try_lead(self, name: str) -> AbstractAsyncContextManager[Lead | None]:
-        """As `lead`, but gives None if another process leads now, or there is no trust."""
-        return leading_now(self._keeper, name)
+    @contextlib.asynccontextmanager
+    async def try_lead(self, name: str) -> AsyncIterator[Lead | None]:
+        """As `lead`, but gives None if another process, or another block of this one, leads now, or there is no
+        trust."""
+        leading = Leading(self._keeper, name, waits=False)
+        if leading.cannot():
+            yield None
+            return
+        async with leading.held() as lead:
+            with interrupted_by(lead) if lead is not None else contextlib.nullcontext():
+                yield lead
 
     async def join(self, group: str, work: Callable[[Partition], Awaitable[object]]) -> None:
         """Runs `work` for each partition of a group that this process owns, in a task of its own, until the caller is
@@ -135,7 +79,7 @@ class Leases:
             with interrupted_by(partition):
                 await work(partition)
 
-        await join(self._keeper, group, run)
+        await Member(self._keeper, group, run).serve()
 
     async def work(
         self,
@@ -162,10 +106,10 @@ class Leases:
         async def perform(item: Item) -> None:
             with interrupted_by(item):
                 async with connected(connections) as tx, item._transaction(tx, None, item._done()):
-                    item._begun = True
+                    item._is_begun = True
                     await handler(item, tx)
 
-        await work(self._keeper, queue, perform, concurrency)
+        await Worker(self._keeper, queue, perform, concurrency).serve()
 
     async def once(
         self, key: str, function: Callable[[Execution], Awaitable[Any]], *, retry_in_doubt: bool = False
@@ -177,7 +121,13 @@ class Leases:
         key is failed or in doubt, and stays so until an administrator resolves it; with `retry_in_doubt` the next call
         runs the function again. Raises `Lost`, and `Refused` if the run was over before it was finished.
         """
-        return await once(self._keeper, key, function, retry_in_doubt=retry_in_doubt)
+        run = Run(self._keeper, key, retry_in_doubt)
+        async with run.held() as given:
+            if isinstance(given, Outcome):
+                return given
+            with interrupted_by(given):
+                run.result = await function(given)
+        return Outcome(True, "done", run.result)
 
     async def drain(self, seconds: float = DRAIN) -> None:
         """Begins nothing new, waits until all scopes have ended, at most so many seconds, and closes. Do not await it
@@ -190,16 +140,15 @@ class Leases:
 
         def drain() -> None:
             self._forget_signals()
-            self._drain = asyncio.ensure_future(self.drain(seconds))
+            self._drain_soon(seconds)
 
         for number in signals:
             loop.add_signal_handler(number, drain)
-            self._signals.append(number)
+            self._signals[number] = None
 
     def _forget_signals(self) -> None:
-        loop = asyncio.get_running_loop()
         while self._signals:
-            loop.remove_signal_handler(self._signals.pop())
+            asyncio.get_running_loop().remove_signal_handler(self._signals.popitem()[0])
 
     async def close(self) -> None:
         """Cancels all scopes, waits for their work, and closes the session: within the TTL at most. `async with` does

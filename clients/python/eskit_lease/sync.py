@@ -13,14 +13,11 @@ import contextvars
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 
 from . import _group, _lead, _once, _scope, _work
 from ._errors import Closed, LeaseError, Lost, Refused, Unsure
-from ._keeper import Keeper
-from ._leases import DRAIN, SIGNALS, settings_of
-from ._line import Connect
+from ._face import DRAIN, SIGNALS, Face
 from ._once import Outcome
 from ._transaction import FENCE_CHECK, Call, Working
 
@@ -167,7 +164,7 @@ class Execution(Scope[_once.Execution]):
         self.key = scope.key
 
 
-class Leases:
+class Leases(Face):
     """The leases of this process: one session, kept alive by a connection and a thread that nothing else uses.
 
         with Leases(os.environ["DATABASE_URL"]) as leases:
@@ -178,42 +175,16 @@ class Leases:
     that makes the keeper's connections, which are `psycopg.AsyncConnection`s here, too. All threads may use it.
     """
 
-    def __init__(
-        self,
-        connection: str | Connect = "",
-        *,
-        name: str | None = None,
-        ttl: float = 30.0,
-        takeover: bool = False,
-        patience: float = 30.0,
-        watch: str | None = None,
-        on_state: Callable[[str], None] | None = None,
-    ) -> None:
-        self._keeper = Keeper(settings_of(connection, name, ttl, takeover, patience, watch, on_state))
-        self._thread = _Thread()
-        self._signals: dict[int, Any] = {}
-
-    @property
-    def name(self) -> str:
-        """The consumer's name."""
-        return self._keeper.settings.name
-
-    @property
-    def state(self) -> str:
-        """starting, trusted, doubting, lost, draining or closed."""
-        return self._keeper.state
-
-    @property
-    def session(self) -> str | None:
-        """The uuid of the session, for SQL of your own; None if there is none. Keep it private."""
-        return self._keeper.session
+    _thread: _Thread | None = None
 
     def open(self) -> None:
         """Opens the session. `with` does it, too.
 
         Raises the error of the last try if there is no session within the patience; RuntimeError if called twice.
         """
-        self._thread.start()
+        if self._thread is not None:
+            raise RuntimeError("the keeper was opened before")
+        self._thread = _Thread()
         try:
             self._thread.run(self._keeper.open())
         except BaseException:
@@ -224,9 +195,7 @@ class Leases:
         self.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @contextlib.contextmanager
@@ -235,29 +204,31 @@ class Leases:
 
         Raises TimeoutError after `timeout` seconds, `Closed` once the keeper drains, and the driver's errors.
         """
-        lead = self._acquire(name, True, timeout)
-        assert lead is not None
-        with self._led(lead):
-            yield lead
+        thread = self._running()
+        with thread.entered(_lead.Leading(self._keeper, name).held(), timeout) as lead:
+            assert lead is not None
+            yield Lead(lead, thread)
 
     @contextlib.contextmanager
     def try_lead(self, name: str) -> Iterator[Lead | None]:
-        """As `lead`, but gives None if another process leads now, or there is no trust."""
-        lead = self._acquire(name, False, None)
-        if lead is None:
+        """As `lead`, but gives None if another process, or another block of this one, leads now, or there is no
+        trust."""
+        thread, leading = self._running(), _lead.Leading(self._keeper, name, waits=False)
+        if leading.cannot():
             yield None
             return
-        with self._led(lead):
-            yield lead
+        with thread.entered(leading.held()) as lead:
+            yield None if lead is None else Lead(lead, thread)
 
     def join(self, group: str, work: Callable[[Partition], object]) -> None:
         """As `eskit_lease.Leases.join`. `work` runs in a thread for each partition. Returns when the keeper has
         drained."""
+        thread = self._running()
 
         async def run(partition: _group.Partition) -> None:
-            await _in_thread(work, Partition(partition, self._thread))
+            await _in_thread(work, Partition(partition, thread))
 
-        self._thread.run(_group.join(self._keeper, group, run))
+        thread.run(_group.Member(self._keeper, group, run).serve())
 
     def work(
         self,
@@ -272,52 +243,44 @@ class Leases:
         `connections`: gives the application's connections: `pool.connection` of psycopg_pool, a `sessionmaker` of
         SQLAlchemy, or a function that connects.
         """
+        thread = self._running()
 
         def handle(item: Item) -> None:
             with connections() as tx, item._transaction_sync(tx, None, item._scope._done()):
-                item._scope._begun = True
+                item._scope._is_begun = True
                 handler(item, tx)
 
         async def perform(item: _work.Item) -> None:
-            await _in_thread(handle, Item(item, self._thread))
+            await _in_thread(handle, Item(item, thread))
 
-        self._thread.run(_work.work(self._keeper, queue, perform, concurrency))
+        thread.run(_work.Worker(self._keeper, queue, perform, concurrency).serve())
 
     def once(self, key: str, function: Callable[[Execution], Any], *, retry_in_doubt: bool = False) -> Outcome:
         """As `eskit_lease.Leases.once`. Calls the function in the caller's thread."""
-
-        async def begin() -> Execution | Outcome:
-            begun = await _once.begin(self._keeper, key, retry_in_doubt=retry_in_doubt)
-            return begun if isinstance(begun, Outcome) else Execution(begun, self._thread)
-
-        async def undo(begun: Execution | Outcome) -> None:
-            if isinstance(begun, Execution):
-                await _once.fail(begun._scope, RuntimeError(_once.NOT_BEGUN))
-
-        begun = self._thread.run(begin(), undo=undo)
-        if isinstance(begun, Outcome):
-            return begun
-        try:
-            result = function(begun)
-        except BaseException as error:
-            with contextlib.suppress(Closed):
-                self._finish(_once.fail, begun._scope, error)
-            raise
-        return self._finish(_once.finish, begun._scope, result)
+        thread, run = self._running(), _once.Run(self._keeper, key, retry_in_doubt)
+        with thread.entered(run.held()) as given:
+            if isinstance(given, Outcome):
+                return given
+            run.result = function(Execution(given, thread))
+        if not run.is_kept:
+            raise Closed(CLOSED)
+        return Outcome(True, "done", run.result)
 
     def drain(self, seconds: float = DRAIN) -> None:
         """Begins nothing new, waits until all scopes have ended, at most so many seconds, and closes. Not from within a
         scope."""
-        if self._thread.is_running:
-            self._thread.run(self._keeper.drain(seconds))
+        if self._thread is not None:
+            with contextlib.suppress(Closed):
+                self._thread.run(self._keeper.drain(seconds))
         self.close()
 
     def drain_on_signals(self, seconds: float = DRAIN, signals: Iterable[int] = SIGNALS) -> None:
         """Has SIGTERM and SIGINT drain. The second one does what it did before. Call it in the main thread."""
+        thread = self._running()
 
-        def drain(number: int, frame: FrameType | None) -> None:
+        def drain(*_: object) -> None:
             self._forget_signals()
-            self._thread.call(lambda: asyncio.ensure_future(self._keeper.drain(seconds)))
+            thread.call(self._drain_soon, seconds)
 
         for number in signals:
             self._signals[number] = signal.signal(number, drain)
@@ -327,37 +290,15 @@ class Leases:
         too. Does nothing if it was done."""
         if threading.current_thread() is threading.main_thread():
             self._forget_signals()
-        if self._thread.is_running:
-            with contextlib.suppress(Closed):  # another thread was faster
+        if self._thread is not None:
+            with contextlib.suppress(Closed):
                 self._thread.run(self._keeper.close())
-        self._thread.stop()
+            self._thread.stop()
 
-    def _acquire(self, name: str, wait: bool, timeout: float | None) -> Lead | None:
-        async def acquire() -> Lead | None:
-            lead = await _lead.acquire(self._keeper, name, wait=wait)
-            return None if lead is None else Lead(lead, self._thread)
-
-        async def undo(lead: Lead | None) -> None:
-            if lead is not None:
-                await _lead.release(self._keeper, lead._scope)
-
-        return self._thread.run(acquire(), undo=undo, timeout=timeout)
-
-    @contextlib.contextmanager
-    def _led(self, lead: Lead) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            with contextlib.suppress(Closed):  # the end of the session has released it
-                self._finish(_lead.release, self._keeper, lead._scope)
-
-    def _finish(self, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Waits for what goes on if the waiting is interrupted."""
-
-        async def finish() -> T:
-            return await asyncio.shield(self._keeper.spawn(work(*args)))
-
-        return self._thread.run(finish())
+    def _running(self) -> _Thread:
+        self._keeper.require_open()
+        assert self._thread is not None
+        return self._thread
 
     def _forget_signals(self) -> None:
         while self._signals:
@@ -365,38 +306,24 @@ class Leases:
 
 
 class _Thread:
-    """A thread with an event loop, in which other threads have coroutines run."""
+    """A thread with an event loop, in which other threads have things done."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = asyncio.SelectorEventLoop()  # psycopg needs this one on Windows
+        self._lock = threading.RLock()  # a signal may come while this thread has it
         self._waiting: set[concurrent.futures.Future[Any]] = set()
-
-    @property
-    def is_running(self) -> bool:
-        return self._loop is not None
-
-    def start(self) -> None:
-        with self._lock:
-            if self._thread is not None:
-                raise RuntimeError("the keeper was opened before")
-            # On Windows psycopg cannot use the default event loop.
-            self._loop = asyncio.SelectorEventLoop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="eskit_lease", daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="eskit_lease", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread. What other threads still wait for raises `Closed`."""
+        """Ends the thread. What is still waited for raises `Closed`."""
         with self._lock:
             loop, self._loop = self._loop, None
-        if loop is None or self._thread is None:
+        if loop is None:
             return
         concurrent.futures.wait(tuple(self._waiting), timeout=MOMENT)  # all verbs end with the keeper
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
-        for future in tuple(self._waiting):
-            future.set_exception(Closed(CLOSED))
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
@@ -404,81 +331,73 @@ class _Thread:
             loop.run_until_complete(asyncio.wait(left, timeout=MOMENT))
         loop.close()
 
-    def call(self, function: Callable[..., object], *args: object) -> bool:
-        """Has a function called in the thread soon. Returns False if the thread has ended."""
+    def call(self, function: Callable[..., object], *args: object) -> None:
+        """Has a function called in the thread soon, if the thread still runs."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(function, *args)
-            return self._loop is not None
 
-    def run(
-        self,
-        work: Coroutine[Any, Any, T],
-        *,
-        undo: Callable[[T], Coroutine[Any, Any, None]] | None = None,
-        timeout: float | None = None,
-    ) -> T:
-        """Runs a coroutine in the thread and returns its result.
-
-        A caller that is interrupted, or waits longer than `timeout` seconds, cancels it. A result that comes all the
-        same is handed to `undo`.
-        """
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise RuntimeError("the keeper's own thread must not wait for the keeper")
-        call = _Call(work, undo)
-        self._waiting.add(call.done)
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine, and cancels it if the caller is interrupted."""
+        running = self._start(work)
+        self._waiting.add(running)
         try:
-            if not self.call(call.start):
-                work.close()
-                raise Closed(
-                    CLOSED if self._thread else "the keeper was not opened: use `with Leases(..)`, or `open()`"
-                )
-            return call.done.result(timeout)
-        except BaseException as error:
-            self.call(call.give_up)
-            if timeout is not None and isinstance(error, concurrent.futures.TimeoutError):
-                raise TimeoutError(f"not within {timeout:g} s") from None
+            return running.result()
+        except concurrent.futures.CancelledError:
+            raise Closed(CLOSED) from None
+        except BaseException:
+            running.cancel()
             raise
         finally:
-            self._waiting.discard(call.done)
+            self._waiting.discard(running)
 
+    @contextlib.contextmanager
+    def entered(self, block: contextlib.AbstractAsyncContextManager[T], timeout: float | None = None) -> Iterator[T]:
+        """Enters a block of the keeper's, and leaves it at the end of the caller's block, in the same way.
 
-class _Call(Generic[T]):
-    """A coroutine in the keeper's thread, and another thread that waits for it. All but `done` is the keeper's."""
+        A caller that is interrupted, or waits longer than `timeout` seconds, cancels it.
+        """
+        given: concurrent.futures.Future[tuple[T, asyncio.Future[None]]] = concurrent.futures.Future()
 
-    def __init__(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None) -> None:
-        self.done: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._work, self._undo = work, undo
-        self._task: asyncio.Task[T] | None = None
-        self._given_up = False
+        async def hold() -> None:
+            async with block as value:
+                left = asyncio.get_running_loop().create_future()
+                given.set_result((value, left))
+                await left
 
-    def start(self) -> None:
-        self._task = asyncio.ensure_future(self._work)
-        self._task.add_done_callback(self._finish)
+        def tell(holding: concurrent.futures.Future[None]) -> None:
+            if not given.done():
+                cancelled = holding.cancelled()
+                given.set_exception(Closed(CLOSED) if cancelled else holding.exception() or RuntimeError("no yield"))
 
-    def give_up(self) -> None:
-        self._given_up = True
-        if self.done.done():
-            self._take_back()
-        elif self._task is not None:
-            self._task.cancel()
+        holding = self._start(hold())
+        holding.add_done_callback(tell)
+        try:
+            value, left = given.result(timeout)
+        except concurrent.futures.TimeoutError:
+            holding.cancel()
+            raise TimeoutError(f"not within {timeout} s") from None
+        except BaseException:
+            holding.cancel()
+            raise
+        try:
+            yield value
+        except BaseException as error:
+            self.call(_settle, left, error if _is_harmless(error) else asyncio.CancelledError())
+            concurrent.futures.wait({holding})
+            raise
+        self.call(_settle, left, None)
+        with contextlib.suppress(concurrent.futures.CancelledError):  # the keeper is closed
+            holding.result()
 
-    def _finish(self, task: asyncio.Task[T]) -> None:
-        if self._given_up:
-            self._take_back()
-        elif task.cancelled():
-            self.done.set_exception(Closed(CLOSED))
-        elif (error := task.exception()) is not None:
-            self.done.set_exception(error)
-        else:
-            self.done.set_result(task.result())
-
-    def _take_back(self) -> None:
-        """Undoes what the waiting thread does not get."""
-        task = self._task
-        if self._undo is not None and task is not None and not task.cancelled() and task.exception() is None:
-            self._undoing = asyncio.ensure_future(self._undo(task.result()))
+    def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        with self._lock:
+            if self._loop is None or threading.current_thread() is self._thread:
+                work.close()
+                if self._loop is None:
+                    raise Closed(CLOSED)
+                raise RuntimeError("the keeper's own thread must not wait for the keeper")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
 def _in_thread(function: Callable[[T], object], scope: T) -> Awaitable[object]:
@@ -486,25 +405,30 @@ def _in_thread(function: Callable[[T], object], scope: T) -> Awaitable[object]:
     loop = asyncio.get_running_loop()
     done = loop.create_future()
 
-    def tell(error: BaseException | None) -> None:
-        if done.done():  # the keeper is closed
-            return
-        if error is None:
-            done.set_result(None)
-        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
-            done.set_exception(error)
-        else:  # it would end the keeper's thread
-            done.set_exception(RuntimeError(f"the work has raised {error!r}"))
-
     def run() -> None:
         raised: BaseException | None = None
         try:
             function(scope)
         except BaseException as error:
-            raised = error
+            raised = error if _is_harmless(error) else RuntimeError(f"the work has raised {error!r}")
         with contextlib.suppress(RuntimeError):  # the keeper is closed
-            loop.call_soon_threadsafe(tell, raised)
+            loop.call_soon_threadsafe(_settle, done, raised)
 
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(run,), name=f"eskit_lease {scope!r}", daemon=True).start()
     return done
+
+
+def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
+    """Ends a future, unless it has ended with the keeper."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _is_harmless(error: BaseException) -> bool:
+    """Whether an error may be raised in the event loop. Another one would end it."""
+    return isinstance(error, Exception) and not isinstance(error, StopIteration)
