@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import threading
 import time
@@ -210,6 +211,31 @@ def judge_applied(conn, parts, last):
         assert fences == sorted(fences), f"partition {part}: an earlier fence after a later one"
 
 
+# ---- figures ----
+
+FIGURES = ROOT / "target/log/clients-figures"
+
+
+def pytest_sessionstart(session):
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        FIGURES.unlink(missing_ok=True)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Prints what the tests have measured: a row for each measurement, a column for each language."""
+    rows = {}
+    for line in FIGURES.read_text().splitlines() if FIGURES.exists() else ():
+        told = json.loads(line)
+        rows.setdefault(told["what"], {}).setdefault(told["which"], []).append(told["value"])
+    if rows:
+        columns = [which for which in dict.fromkeys((*ALL, MIXED)) if any(which in row for row in rows.values())]
+        terminalreporter.write_line("| | " + " | ".join("mixed" if which == MIXED and len(LANGUAGES) > 1 else which for which in columns) + " |")
+        terminalreporter.write_line("|---" * (len(columns) + 1) + "|")
+        for what, row in sorted(rows.items()):
+            cells = [f"{statistics.median(row[which]):.4g}" if which in row else "" for which in columns]
+            terminalreporter.write_line(f"| {what} | " + " | ".join(cells) + " |")
+
+
 # ---- what a test is given ----
 
 
@@ -218,6 +244,7 @@ class World:
 
     def __init__(self, server, dbname, languages, log):
         self.server, self.dbname, self.log = server, dbname, log
+        self.which = "-".join(languages)
         self.languages, self.programs, self.links = itertools.cycle(languages), [], []
         self.conn = server.connect(dbname)
         self.conn.execute(TABLES)
@@ -254,6 +281,11 @@ class World:
         """Returns how many sessions have ended by their TTL."""
         return self.has("SELECT value FROM eskit_lease.stats() WHERE name = 'sessions_expired'")
 
+    def tell(self, what, value):
+        """Notes a figure for the table at the end of a run."""
+        with FIGURES.open("a") as file:
+            file.write(json.dumps({"which": self.which, "what": what, "value": value}) + "\n")
+
     def add_events(self, parts, last, group="g"):
         self.conn.execute("SELECT eskit_lease.group_create(%s, %s)", (group, parts))
         self.conn.execute("INSERT INTO kit_events SELECT p, n FROM generate_series(0, %s) AS p, generate_series(1, %s) AS n", (parts - 1, last))
@@ -286,6 +318,16 @@ def alone(request, server, db, tmp_path):
     """Programs of one language."""
     with (tmp_path / "errors").open("w") as log:
         world = World(server, db, [request.param], log)
+        yield world
+        world.end()
+    print((tmp_path / "errors").read_text()[-4000:])
+
+
+@pytest.fixture
+def fleet(server, db, tmp_path):
+    """Programs of all languages, on a database of its own."""
+    with (tmp_path / "errors").open("w") as log:
+        world = World(server, db, LANGUAGES, log)
         yield world
         world.end()
     print((tmp_path / "errors").read_text()[-4000:])

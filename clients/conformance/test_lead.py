@@ -3,10 +3,11 @@
 import signal
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 from conftest import Pooler, Server, caught_up, promote, standby_of, wait_until
-from kit import LATE, TTL, LosingLink, judge_leads, judge_writes, url
+from kit import LATE, TTL, LosingLink, Program, judge_leads, judge_writes, url
 
 
 def lead(programs, name="x", **given):
@@ -26,6 +27,10 @@ def leader(programs, since=None):
 
 def marks(programs):
     return {program: len(program.events) for program in programs}
+
+
+# The keepers' calls.
+CALLS = "SELECT coalesce(sum(calls), 0)::int FROM pg_stat_user_functions WHERE funcname IN ('session_wait', 'session_watch', 'session_heartbeat')"
 
 
 @pytest.fixture
@@ -65,13 +70,15 @@ def test_the_lead_goes_from_one_to_the_next(world, request, via):
 
 
 def test_an_idle_keeper_costs_one_connection_and_under_one_call_a_second(alone):
+    alone.conn.execute(f"ALTER DATABASE {alone.dbname} SET track_functions = 'all'")
     program = alone.start(ttl=15, pool=1)
     mine = "FROM pg_stat_activity WHERE datname = %s AND query LIKE '%%eskit_lease.%%' AND pid <> pg_backend_pid()"
     wait_until(lambda: alone.has(f"SELECT count(*) {mine}", alone.dbname) == 1, timeout=30, pause=0.5)
-    began = "SELECT value FROM eskit_lease.stats() WHERE name = 'heartbeats'"
-    before = alone.has(began)
-    time.sleep(6)
-    assert alone.has(began) - before < 6
+    before, seconds = alone.has(CALLS), 20
+    time.sleep(seconds)
+    calls = alone.has(CALLS) - before
+    assert 0 < calls < seconds
+    alone.tell("idle: calls a minute, with a TTL of 15 s", calls * 60 / seconds)
     program.end()
 
 
@@ -83,6 +90,7 @@ def test_a_busy_pool_stops_no_heartbeat(alone):
     program.ask("hold", "held", seconds=2 * TTL)
     program.wait("free")
     assert alone.lost() == lost and not program.all("cancelled")
+    alone.tell("starved pool: sessions lost", alone.lost() - lost)
     since = len(program.events)
     program.wait("wrote", since)
     program.end()
@@ -127,8 +135,11 @@ def test_who_is_cut_off_stops_before_the_next_is_granted(world):
             other.ask("stop", "stopped", id="x")
         leader([cut], before)
         lead(others)
-    assert len(judge_leads(programs, "x")) >= 3
+    found = judge_leads(programs, "x")
+    assert len(found) >= 3
     judge_writes(world.conn, "x")
+    margins = [granted - over for (*_, over), (_, _, granted, _) in pairwise(found) if over]
+    world.tell(f"silent network, TTL {TTL:.0f} s: ms from the cancellation to the next grant, at least", min(margins) * 1000)
 
 
 def test_who_is_stopped_writes_nothing_afterwards(world):
@@ -154,11 +165,55 @@ def test_a_restart_of_the_server_ends_no_session(world, mode):
     world.conn.close()
     world.server.restart(mode)
     world.conn = world.server.connect(world.dbname)
-    since = marks(programs)
-    one.wait("wrote", since[one])
+    since, up = marks(programs), time.monotonic()
+    wrote = one.wait("wrote", since[one])
+    assert world.sessions() == sessions
+    world.tell(f"restart ({mode}): seconds until the leader writes again", max(wrote["at"] - up, 0))
+    assert len(judge_leads(programs, "x")) == 1
+    judge_writes(world.conn, "x")
+
+
+def test_a_restart_of_the_pooler_ends_no_session(world, server, tmp_path):
+    first = Pooler(server, tmp_path)
+    link = world.link(first.port)
+    programs = world.several(2, world.url(link.port), ttl=20)
+    lead(programs)
+    one, sessions = leader(programs), world.sessions()
+    first.stop()
+    (tmp_path / "second").mkdir()
+    second = Pooler(server, tmp_path / "second")
+    link.target = second.port
+    link.forget()
+    since, up = marks(programs), time.monotonic()
+    wrote = one.wait("wrote", since[one])
+    world.tell("pooler restarts: seconds until the leader writes again", max(wrote["at"] - up, 0))
     assert world.sessions() == sessions
     assert len(judge_leads(programs, "x")) == 1
     judge_writes(world.conn, "x")
+    for program in programs:
+        program.end()
+    second.stop()
+
+
+def test_a_fleet_with_default_settings(fleet):
+    """Thirty processes: by default ten calls may wait. The others send heartbeats, and no session is lost."""
+    fleet.conn.execute(f"ALTER DATABASE {fleet.dbname} SET track_functions = 'all'")
+    programs = [program for _ in range(6) for program in fleet.several(5, ttl=10)]
+    lost = fleet.lost()
+    lead(programs)
+    left = list(programs)
+    for way in (Program.kill, Program.end, Program.kill):
+        one = leader(left)
+        left.remove(one)
+        way(one)
+    leader(left)
+    assert len(judge_leads(programs, "x")) >= 4
+    assert fleet.lost() - lost <= 2  # those of the two that were killed
+    before, seconds = fleet.has(CALLS), 10
+    time.sleep(seconds)
+    calls = (fleet.has(CALLS) - before) / seconds / len(left)
+    assert 0 < calls < 1.1
+    fleet.tell("a fleet of 30 with default settings: calls a second of each process", calls)
 
 
 def test_a_promotion(world):
@@ -179,8 +234,9 @@ def test_a_promotion(world):
             promote(standby)
             link.target = standby.port
             link.forget()
-            since = marks(programs)
+            since, up = marks(programs), time.monotonic()
             again = leader(programs, since)
+            world.tell("promotion: seconds until a leader writes again", time.monotonic() - up)
             with standby.connect() as conn:
                 judge_writes(conn, "x")
             judge_leads(programs, "x")
@@ -265,10 +321,10 @@ def wait_for_unsure(program, since):
 def test_a_lease_taken_by_force_ends_the_scope(world):
     program = world.start()
     lead([program])
-    fence = program.wait("granted")["fence"]
+    fence, since = program.wait("granted")["fence"], len(program.events)
     world.conn.execute("SELECT eskit_lease.lease_force_release('x', %s, 'a test')", (fence,))
     program.wait("cancelled", fence=fence, timeout=10)
-    assert program.wait("granted", len(program.events), timeout=10)["fence"] > fence
+    assert program.wait("granted", since, timeout=10)["fence"] > fence
 
 
 def test_who_does_not_know_of_its_loss_writes_nothing(world):
