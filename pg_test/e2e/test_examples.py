@@ -304,11 +304,12 @@ def test_an_idle_program_only_waits(server, db, long_waits, language):
             add = lambda: story.query("INSERT INTO events (account, cents) VALUES ('account-1', 100)")  # noqa: E731
             applied = lambda: story.query("SELECT count(*) FROM ledger")[0][0]  # noqa: E731
             only_waits(story.query, add, applied, story.until)
-            # A restart of the server ends the watch of a session that lives on. The program then begins it again.
+            # A restart of the server ends the watch of a session that lives on, and all connections. The program then
+            # begins it again.
             ((_, session),) = story.sessions()
             story.query("SELECT eskit_lease.session_watch(%s, NULL)", session)
+            story.cut_connections()
             add()
-            story.query("SELECT eskit_lease.lease_acquire('something else', %s)", session)
             story.until(lambda: applied() == 4)
             only_waits(story.query, add, applied, story.until)
         finally:

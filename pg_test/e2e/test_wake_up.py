@@ -198,8 +198,8 @@ def test_the_demo_is_told_of_what_comes_after_its_question(server, connect, db, 
 
 @pytest.fixture
 def loop(connect):
-    """Gives a function that starts the loop of docs/consumer.md as it stands there, and lists what it applies."""
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/consumer.md").read_text(), re.M | re.S)
+    """Gives a function that starts the loop of docs/consumer.md by SQL as it stands there, and lists what it applies."""
+    (code,) = re.findall(r"^```python\n(class.*?)^```", (ROOT / "docs/consumer.md").read_text(), re.M | re.S)
     applied, db = [], connect()
     db.execute("CREATE TABLE events (position bigint PRIMARY KEY DEFAULT eskit_lease.position_next())")
     db.row_factory = namedtuple_row
