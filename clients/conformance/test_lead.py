@@ -363,6 +363,25 @@ def test_no_grant_is_missed(world):
     judge_leads(programs, "x")
 
 
+@pytest.mark.parametrize("verb", ["lead", "join"])
+def test_an_ask_that_arrives_late_brings_nothing(alone, verb):
+    """It was given up, asked again, granted and released; then the network delivers it."""
+    alone.conn.execute("SELECT eskit_lease.group_create('g', 2)")
+    link = alone.link()
+    program = alone.start(alone.url(link.port), work=alone.url(), ttl=8)
+    lead([program], "warm")  # opens the second connection
+    leader([program])
+    deliver = link.delay()
+    program.do(verb, id="x", **({"name": "x"} if verb == "lead" else {"group": "g"}))
+    program.wait("granted" if verb == "lead" else "started", id="x", timeout=30)
+    program.ask("stop", "stopped", id="x")
+    held = "SELECT (SELECT count(*) FROM eskit_lease.leases WHERE resource = 'x' AND state = 'held') + (SELECT count(*) FROM eskit_lease.group_members)"
+    assert alone.has(held) == 0
+    deliver()
+    wait_until(lambda: alone.has(held) == 0)
+    assert not program.all("cancelled", id="warm")
+
+
 MISUSES = {"before_open", "after_close", "open_twice", "no_transaction", "ended_scope", "two_threads"}
 
 

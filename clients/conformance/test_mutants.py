@@ -43,6 +43,12 @@ MUTANTS = {
         "self.keeper.spawn(self.keeper.give_back(session, RELEASE, self.name, partition.partition, partition.fence))",
         "test_work.py::test_a_partition_goes_to_a_newcomer_only_after_its_task_has_ended",
     ),
+    "a call is given up by a close, not by a reset": (
+        "eskit_lease/_line.py",
+        "end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)",
+        "pass",
+        "test_lead.py::test_an_ask_that_arrives_late_brings_nothing",
+    ),
     "a fence is used after an unknown commit": (
         "eskit_lease/_transaction.py",
         'self.cancel("the end of a commit is unknown")',

@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 
+from conftest import wait_until
 from psycopg.conninfo import make_conninfo
 
 
@@ -36,6 +37,19 @@ class Link:
         self.forgotten += self.to_server, self.to_client
         self.to_server, self.to_client = threading.Event(), threading.Event()
         self.mend()
+
+    def delay(self):
+        """Present connections are silent, and new ones get through. Returns a function that delivers what was sent
+        meanwhile, but not on connections that were reset, and waits until those connections have ended."""
+        ways, present = (self.to_server, self.to_client), self.sockets.copy()
+        self.forget()
+
+        def deliver():
+            for way in ways:
+                way.set()
+            wait_until(lambda: not present & self.sockets)
+
+        return deliver
 
     def end(self):
         for each in (self.listener, *self.sockets.copy()):
@@ -78,6 +92,8 @@ class Link:
         try:
             while data := source.recv(65536):
                 open.wait()
+                if is_reset(source):  # which discards what is not acknowledged
+                    raise ConnectionResetError
                 target.sendall(data)
             ends = socket.SHUT_WR
         except OSError:
@@ -85,3 +101,8 @@ class Link:
         open.wait()  # the end of a connection arrives no earlier than its data
         with contextlib.suppress(OSError):
             target.shutdown(ends)
+
+
+def is_reset(end):
+    closed = 7  # TCP_CLOSE; an end that was closed in order is in TCP_CLOSE_WAIT
+    return end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == closed
