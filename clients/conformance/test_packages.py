@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import time
 
 import pytest
 from conftest import ROOT
@@ -27,6 +28,7 @@ def test_the_first_lines_of_the_readme_lead(alone, tmp_path):
     """They print a fence, which was drawn meanwhile."""
     session = alone.has("SELECT session FROM eskit_lease.session_open('kit', '1 h')")
     draw = lambda name: alone.has("SELECT fence FROM eskit_lease.lease_acquire(%s, %s)", name, session)  # noqa: E731
-    before = draw("before")
+    before, began = draw("before"), time.monotonic()
     printed = run(alone, "try", str(tmp_path))
+    alone.tell("README in an empty folder: seconds until it has led", time.monotonic() - began)
     assert any(before < int(number) < draw("after") for number in re.findall(r"\b\d+\b", printed)), printed
