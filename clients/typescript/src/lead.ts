@@ -56,8 +56,10 @@ export async function settled(call: Promise<unknown>): Promise<void> {
 
 /** Acquires a lease: waits in line, or unless `queues` answers at once, perhaps undefined. */
 export function lead(keeper: Keeper, name: string, queues: boolean, signal?: AbortSignal): Promise<Lead | undefined> {
+  const turn = `lead ${name}`;
+  if (!queues && keeper.turns.has(turn)) return Promise.resolve(undefined); // this process leads, or waits
   const given = new Promise<Lead | undefined>((resolve, reject) => {
-    const life = keeper.verb(`lead ${name}`, signal, async (bell) => {
+    const life = keeper.verb(turn, signal, async (bell) => {
       let place: string | undefined; // the session that may have a place in line, or a lease without a scope
       let asked = 0;
       const look = async (session: string) => {

@@ -19,9 +19,12 @@ export interface OnceOptions {
 export type Execution = Pick<Scope, "name" | "fence" | "session" | "signal" | "draining" | "trusted">;
 export type OnceWork<T> = (execution: Execution) => Promise<T>;
 
+/** The name of the turns that the calls for a key take within a process. */
+export const turnOf = (key: string) => `once ${key}`;
+
 export function once<T>(keeper: Keeper, key: string, run: OnceWork<T>, options: OnceOptions): Promise<Once<T>> {
   const { retryInDoubt = false, signal } = options;
-  return keeper.verb(`once ${key}`, signal, async (bell) => {
+  return keeper.verb(turnOf(key), signal, async (bell) => {
     const { state, result, scope } = await keeper.asks(bell, signal, async (session) => {
       type Row = { state: State; result: T | null; fence: string | null };
       const begin = keeper.call<Row>(session, BEGIN, [key, session, retryInDoubt], false, signal);

@@ -1,24 +1,13 @@
 import assert from "node:assert/strict";
-import { once } from "node:events";
-import { after, before, test } from "node:test";
+import { after, before } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import pg, { type PoolClient } from "pg";
-import { Closed, type Lead, Leases, Lost, type Partition, Refused, type Settings, Unsure } from "../src/index.js";
+import { Closed, type Lead, type Leases, Lost, type Partition, Refused, Unsure } from "../src/index.js";
 import { FaultyProxy } from "./proxy.js";
+import { aborted, live, open, run, until, url } from "./support.js";
 
-const url = process.env.DATABASE_URL ?? "";
-const run = `t${process.pid}_${Date.now()}`;
 const pool = new pg.Pool({ connectionString: url, max: 8 });
-const log = { info: () => {}, warn: () => {} };
-const live = (name: string, work: () => Promise<void>) => test(name, { skip: url === "", timeout: 60_000 }, work);
-const open = (settings: Settings = {}, to = url) => new Leases(to, { ttl: 3_000, log, ...settings }).open();
 const one = async (text: string, values: unknown[] = []) => (await pool.query(text, values)).rows[0];
-const aborted = (signal: AbortSignal) => (signal.aborted ? Promise.resolve() : once(signal, "abort"));
-
-async function until(isSo: () => boolean | Promise<boolean>, ms = 5_000): Promise<void> {
-  for (const end = performance.now() + ms; !(await isSo()); await sleep(10))
-    assert.ok(performance.now() < end, "too late");
-}
 
 before(async () => {
   if (url === "") return;
