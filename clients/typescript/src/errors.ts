@@ -6,7 +6,11 @@ export function sqlstate(error: unknown): string | undefined {
 }
 
 /** Whether the connection is lost: no error of the server, or one that ends the connection. */
-export const isBroken = (error: unknown) => /^(08|57P0|25P03)/.test(sqlstate(error) ?? "08");
+export const isBroken = (error: unknown) =>
+  error instanceof NoConnection || /^(08|57P0|25P03)/.test(sqlstate(error) ?? "08");
+
+/** No connection could be made, whatever the server says of it: too many connections, or a token that has expired. */
+export class NoConnection extends Error {}
 
 /** An error of a lease, with the driver's error as `cause`. */
 export abstract class LeaseError extends Error {

@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import { Lost, Refused, Unsure } from "./errors.js";
+import { Lost, Refused, sqlstate, Unsure } from "./errors.js";
 import type { Keeper } from "./keeper.js";
 import { settled } from "./lead.js";
 import { Scope } from "./scope.js";
@@ -48,6 +48,10 @@ export async function join(keeper: Keeper, group: string, work: PartitionWork, s
     const pauses = new Map<number, number>();
     let joined: string | undefined;
 
+    const release = async (session: string, partition: number, fence: bigint | string) => {
+      const released = settled(keeper.call(session, RELEASE, [group, partition, fence]));
+      await released.catch((error) => keeper.warn(String(error)));
+    };
     const run = async (scope: Partition) => {
       const { partition, session, fence } = scope;
       const began = performance.now();
@@ -65,8 +69,7 @@ export async function join(keeper: Keeper, group: string, work: PartitionWork, s
         await sleep(pauses.get(partition), undefined, { signal: scope.signal }).catch(() => {});
       }
       await scope.end();
-      const release = settled(keeper.call(session, RELEASE, [group, partition, fence]));
-      await release.catch((error) => keeper.warn(String(error)));
+      await release(session, partition, fence);
       running.delete(partition);
       bell.ring();
     };
@@ -75,10 +78,16 @@ export async function join(keeper: Keeper, group: string, work: PartitionWork, s
       if (joined !== session) await keeper.call(session, JOIN, [group, session], false, signal);
       joined = session;
       type Row = { partition: number; fence: string; state: string };
-      const rows = await keeper.call<Row>(session, ASSIGNMENT, [group, session], false, signal);
+      const assigned = keeper.call<Row>(session, ASSIGNMENT, [group, session], false, signal);
+      const rows = await assigned.catch((error) => {
+        if (sqlstate(error) === "55000") joined = undefined; // no member any more: join again
+        throw error;
+      });
       const owned = new Map(rows.filter((row) => row.state === "owned").map((row) => [row.partition, row.fence]));
       for (const [partition, scope] of running)
         if (owned.get(partition) !== String(scope.fence)) scope.cancel(new Lost("the partition moves"), true);
+      for (const { partition, fence, state } of rows)
+        if (state === "revoking" && !running.has(partition)) await release(session, partition, fence);
       for (const [partition, fence] of owned) {
         if (running.has(partition) || !keeper.trusts(session)) continue;
         const scope = new Partition(keeper, group, partition, BigInt(fence), session);

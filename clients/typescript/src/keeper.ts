@@ -84,8 +84,12 @@ export class Keeper {
     this.#apply(this.#core.tick(now()));
     const bell = this.bell();
     try {
-      const trusted = this.asks(bell, undefined, async () => true);
-      await within(this.#settings.patience, trusted);
+      const { patience, watch } = this.#settings;
+      const trusted = this.asks(bell, undefined, async (session) => {
+        if (watch) await this.call(session, WATCH, [session, watch]); // throws what heartbeats only warn of
+        return true;
+      });
+      await within(patience, trusted);
       return this;
     } catch (error) {
       await this.close();
@@ -156,7 +160,7 @@ export class Keeper {
       } catch (error) {
         // 55000: not now, as the session has no slot, or is not yet a member of the queue's group.
         if (sqlstate(error) !== "55000" && !(error instanceof Lost)) throw error;
-        if (sqlstate(error) === "55000") setTimeout(() => bell.ring(), 1_000).unref();
+        if (sqlstate(error) === "55000") bell.ringIn(1_000);
         this.warn((error as Error).message);
       }
       await bell.after(seen, signal);
@@ -200,6 +204,7 @@ export class Keeper {
           throw new Lost("the session has ended", error);
         }
         if (once || !(isBroken(error) || ["55P03", "57014"].includes(code))) throw error;
+        this.warn(`a call is made again: ${(error as Error).message}`);
       }
       await sleep(pause * (0.5 + 0.5 * Math.random()));
     }
@@ -270,7 +275,11 @@ export class Keeper {
     let [text, values]: [string, unknown[]] = watch ? [WATCH, [this.session, watch]] : [BEAT, [this.session]];
     if (action.do === "open") [text, values] = [OPEN, [name, `${this.ttl} ms`, action.takeover]];
     if (action.do === "wait") [text, values] = [WAIT, [this.session, action.revision, `${action.timeoutMs} ms`]];
-    const answer = await line.query<Row>(text, values).catch((error: Error) => error);
+    let answer = await line.query<Row>(text, values).catch((error: Error) => error);
+    if (text === WATCH && answer instanceof Error && !isBroken(answer)) {
+      this.warn(`cannot watch ${watch}: ${answer.message}`);
+      answer = await line.query<Row>(BEAT, [this.session]).catch((error: Error) => error); // trust must not end by it
+    }
     if (line !== this.#line) return;
     if (answer instanceof Error) {
       this.#error = answer;

@@ -9,7 +9,7 @@ const ACQUIRE = `SELECT fence::text, trust_ms, reason
 const RELEASE = "SELECT eskit_lease.lease_release($1::text, $2::bigint)";
 const CANCEL = "SELECT eskit_lease.lease_cancel($1::text, $2::uuid)";
 const RELEASE_ANY = "SELECT FROM eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)";
-const RETRY = 500; // ms after an answer that gives no place in line
+const RETRY = 1_000; // ms after an answer that gives no place in line, so that no ask will come
 
 /** Leadership of a name. It ends by `release`, or with the block of `await using`. */
 export class Lead extends Scope {
@@ -30,7 +30,7 @@ export class Lead extends Scope {
   async live(asked: number, life: Promise<void>): Promise<void> {
     this.#life = life;
     const { name, session, keeper, bell } = this;
-    const fences = new Set<string | null | undefined>([String(this.fence)]);
+    let isClear = true; // the session has nothing of this name but this lease
     for (let seen = asked; ; ) {
       await bell.after(seen);
       seen = bell.count;
@@ -38,12 +38,13 @@ export class Lead extends Scope {
       if (this.signal.aborted) continue;
       const call = keeper.call<Answer>(session, ACQUIRE, [name, session, false]);
       const [answer] = await call.catch((error) => [{ reason: String(error), fence: null }]);
-      if (answer?.reason === "already_held" && fences.has(answer.fence)) continue;
+      if (answer?.reason === "already_held" && answer.fence === String(this.fence)) continue;
       this.cancel(new Lost(`the lease is lost: ${answer?.reason}`));
-      fences.add(answer?.fence); // a new one, which no scope has
+      isClear = false; // it may have been granted anew, under a fence that no scope has
     }
     await this.end();
-    for (const fence of fences) if (fence) await settled(keeper.call(session, RELEASE, [name, fence]));
+    await settled(keeper.call(session, RELEASE, [name, this.fence]));
+    if (!isClear) await giveUp(keeper, name, session);
   }
 }
 
@@ -52,6 +53,12 @@ export async function settled(call: Promise<unknown>): Promise<void> {
   await call.catch((error) => {
     if (!(error instanceof LeaseError)) throw error;
   });
+}
+
+/** Gives back a place in line, and whatever the session holds of this name. */
+async function giveUp(keeper: Keeper, name: string, session: string): Promise<void> {
+  await settled(keeper.call(session, CANCEL, [name, session]));
+  await settled(keeper.call(session, RELEASE_ANY, [name, session])); // also a grant that crossed the cancel
 }
 
 /** Acquires a lease: waits in line, or unless `queues` answers at once, perhaps undefined. */
@@ -72,14 +79,10 @@ export function lead(keeper: Keeper, name: string, queues: boolean, signal?: Abo
           return new Lead(keeper, name, BigInt(answer.fence), session, bell);
         }
         if (!queues) return null;
-        if (answer?.reason !== "queued") setTimeout(() => bell.ring(), RETRY).unref();
+        if (answer?.reason !== "queued") bell.ringIn(RETRY);
         return undefined;
       };
-      const lead = await keeper.asks(bell, signal, look).finally(async () => {
-        if (!place) return;
-        await settled(keeper.call(place, CANCEL, [name, place]));
-        await settled(keeper.call(place, RELEASE_ANY, [name, place])); // a grant that crossed the cancel
-      });
+      const lead = await keeper.asks(bell, signal, look).finally(() => place && giveUp(keeper, name, place));
       resolve(lead ?? undefined);
       if (lead) await lead.live(asked, life);
     });

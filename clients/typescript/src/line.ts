@@ -1,6 +1,6 @@
 import { once } from "node:events";
 import pg, { type Client } from "pg";
-import { isBroken } from "./errors.js";
+import { Closed, isBroken, NoConnection } from "./errors.js";
 import { Turns, within } from "./wait.js";
 
 /** A connection string; undefined for the driver's environment (PGHOST ..); or a function that makes a new client, for
@@ -16,9 +16,13 @@ export async function connect(connection: Connection, until: number): Promise<Cl
   const made = typeof connection === "function" ? connection() : new pg.Client(string);
   const client = await within(until - now(), Promise.resolve(made));
   client.on("error", () => {}); // the call that is under way fails
-  const connected = within(until - now(), client.connect());
-  await connected.catch(() => drop(client));
-  return connected.then(() => client);
+  try {
+    await within(until - now(), client.connect());
+    return client;
+  } catch (error) {
+    await drop(client);
+    throw error;
+  }
 }
 
 /** Closes the socket without a word, which the peer may never answer. Resolves once it is closed. */
@@ -32,6 +36,7 @@ export class Calls {
   readonly #turns = new Turns();
   #client: Client | undefined;
   #idle: NodeJS.Timeout | undefined;
+  #isClosed = false;
 
   constructor(readonly connection: Connection) {}
 
@@ -39,21 +44,31 @@ export class Calls {
   ask<Row extends object>(text: string, values: unknown[], limit: () => number): Promise<Row[]> {
     return this.#turns.take("", async () => {
       clearTimeout(this.#idle);
+      if (this.#isClosed) throw new Closed("the keeper is closed");
       try {
         const until = limit();
         if (this.#client?.connection.stream.destroyed) this.#client = undefined;
-        this.#client ??= await connect(this.connection, until);
+        this.#client ??= await connect(this.connection, until).catch((cause: Error) => {
+          throw new NoConnection(`no connection: ${cause.message}`, { cause });
+        });
         return (await within(until - now(), this.#client.query<Row>(text, values))).rows;
       } catch (error) {
-        if (isBroken(error)) await this.close();
+        if (isBroken(error)) await this.#drop();
         throw error;
       } finally {
-        this.#idle = setTimeout(() => this.close(), IDLE).unref();
+        this.#idle = setTimeout(() => this.#drop(), IDLE).unref();
       }
     });
   }
 
+  /** Makes no more calls. Resolves once the connection is closed, also one that is just being made. */
   async close(): Promise<void> {
+    this.#isClosed = true;
+    await this.#turns.take("", () => this.#drop());
+    clearTimeout(this.#idle);
+  }
+
+  async #drop(): Promise<void> {
     const client = this.#client;
     this.#client = undefined;
     if (client) await drop(client);

@@ -16,13 +16,21 @@ export function abortable<T>(promise: Promise<T>, signal?: AbortSignal, late?: (
 
 /** Rejects with a TimeoutError after `ms`. */
 export const within = <T>(ms: number, promise: Promise<T>) =>
-  abortable(promise, AbortSignal.timeout(Math.max(0, Math.ceil(ms))));
+  abortable(promise, ms < Infinity ? AbortSignal.timeout(Math.max(0, Math.ceil(ms))) : undefined);
 
 /** Counts rings. A waiter notes the count before it asks, and after the answer waits for a greater one. */
 export class Bell extends EventEmitter {
   count = 0;
+  #later: NodeJS.Timeout | undefined;
+
+  /** Rings after `ms`, unless it rings before. */
+  ringIn(ms: number): void {
+    clearTimeout(this.#later);
+    this.#later = setTimeout(() => this.ring(), ms).unref();
+  }
 
   ring(): void {
+    clearTimeout(this.#later);
     this.count++;
     this.emit("ring");
   }

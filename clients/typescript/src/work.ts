@@ -42,7 +42,6 @@ export async function work(keeper: Keeper, queue: string, handler: Handler, opti
     const inHand = new Set<string>();
     const waiting = new Set<Scope>(); // for a connection
     let straysUntil = 0; // a claim without an answer may be committed until then
-    const later = () => setTimeout(() => bell.ring(), PAUSE).unref();
 
     /** Ends a claim. LF001: it has ended already. */
     const end = async (session: string, text: string, values: unknown[]) => {
@@ -76,7 +75,7 @@ export async function work(keeper: Keeper, queue: string, handler: Handler, opti
 
     const followed = keeper.follow(bell, signal, async (session) => {
       if (performance.now() < straysUntil) {
-        later();
+        bell.ringIn(PAUSE);
         for (const { id, fence } of await keeper.call<Row>(session, CLAIMED, [queue, session], false, signal))
           if (!inHand.has(id)) await end(session, UNCLAIM, [id, fence]);
       }
@@ -86,7 +85,7 @@ export async function work(keeper: Keeper, queue: string, handler: Handler, opti
       const rows = await claim.catch((error) => {
         if (!isBroken(error)) throw error;
         straysUntil = performance.now() + keeper.ttl;
-        later();
+        bell.ringIn(PAUSE);
         return [];
       });
       for (const row of rows) {
