@@ -5,12 +5,12 @@ export function sqlstate(error: unknown): string | undefined {
   return severity === undefined ? sqlstate(cause) : code;
 }
 
+/** No connection could be made, whatever the server says of it: too many connections, or a token that has expired. */
+export class NoConnection extends Error {}
+
 /** Whether the connection is lost: no error of the server, or one that ends the connection. */
 export const isBroken = (error: unknown) =>
   error instanceof NoConnection || /^(08|57P0|25P03)/.test(sqlstate(error) ?? "08");
-
-/** No connection could be made, whatever the server says of it: too many connections, or a token that has expired. */
-export class NoConnection extends Error {}
 
 /** An error of a lease, with the driver's error as `cause`. */
 export abstract class LeaseError extends Error {
@@ -30,6 +30,10 @@ export class Refused extends LeaseError {}
 export class Unsure extends LeaseError {}
 /** The keeper is not open, drains or is closed. */
 export class Closed extends LeaseError {}
+
+/** Returns what to throw for an error of work whose scope was cancelled meanwhile. */
+export const cancelled = (error: unknown) =>
+  error instanceof LeaseError ? error : new Lost("the scope was cancelled", error);
 
 /** Returns what to throw for an error. 55000 of a check of ours is the LF003 of a server before 0.3.0. */
 export function translated(error: unknown, isCheck = false): unknown {

@@ -1,9 +1,9 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import { Lost, Refused, sqlstate, Unsure } from "./errors.js";
 import type { Keeper } from "./keeper.js";
-import { settled } from "./lead.js";
 import { Scope } from "./scope.js";
 import { check, type Queryable } from "./transaction.js";
+import type { Bell } from "./wait.js";
 
 const JOIN = "SELECT eskit_lease.group_join($1::text, $2::uuid)";
 const ASSIGNMENT = "SELECT partition, fence::text, state FROM eskit_lease.group_assignment($1::text, $2::uuid)";
@@ -36,69 +36,92 @@ export class Partition extends Scope {
   async commit(tx: Queryable, position: bigint | string, expected: bigint | string): Promise<boolean> {
     if (!this.trusted && !this.mayFinish) throw new Lost("the scope has ended", this.signal.reason);
     const values = [this.name, this.partition, position, this.fence, expected];
-    return (await check<{ moved: boolean }>(tx, COMMIT, values)).moved;
+    return (await this.check<{ moved: boolean }>(tx, COMMIT, values)).moved;
   }
 }
 
 export type PartitionWork = (partition: Partition) => Promise<unknown>;
+type Row = { partition: number; fence: string; state: "owned" | "revoking" };
+
+/** Runs `work` for each partition that the session owns. */
+class Membership {
+  readonly #running = new Map<number, Partition>();
+  readonly #pauses = new Map<number, number>(); // the last one of each partition
+  #joined: string | undefined; // the session that is a member
+
+  constructor(
+    readonly keeper: Keeper,
+    readonly group: string,
+    readonly work: PartitionWork,
+    readonly bell: Bell,
+    readonly signal: AbortSignal | undefined,
+  ) {}
+
+  /** Makes what runs equal to what the session owns now. */
+  async follow(session: string): Promise<undefined> {
+    const rows = await this.#assignment(session);
+    const owned = new Map(rows.filter((row) => row.state === "owned").map((row) => [row.partition, row.fence]));
+    for (const [partition, scope] of this.#running)
+      if (owned.get(partition) !== String(scope.fence)) scope.cancel(new Lost("the partition moves"), true);
+    for (const { partition, fence, state } of rows)
+      if (state === "revoking" && !this.#running.has(partition)) await this.#release(session, partition, fence);
+    for (const [partition, fence] of owned)
+      if (!this.#running.has(partition) && this.keeper.trusts(session))
+        this.#run(new Partition(this.keeper, this.group, partition, BigInt(fence), session));
+  }
+
+  /** Waits for the work to end, and leaves the group. */
+  async end(): Promise<void> {
+    for (const scope of this.#running.values()) scope.cancel(new Lost("the group is left"), true);
+    while (this.#running.size > 0) await this.bell.after(this.bell.count);
+    if (this.#joined && !this.keeper.stopping.signal.aborted)
+      await this.keeper.giveBack(this.#joined, LEAVE, [this.group, this.#joined]);
+  }
+
+  async #assignment(session: string): Promise<Row[]> {
+    const { keeper, group, signal } = this;
+    if (this.#joined !== session) await keeper.call(session, JOIN, [group, session], { signal });
+    this.#joined = session;
+    return keeper.call<Row>(session, ASSIGNMENT, [group, session], { signal }).catch((error) => {
+      if (sqlstate(error) === "55000") this.#joined = undefined; // was put out: join again
+      throw error;
+    });
+  }
+
+  /** Runs the work of a partition until it ends. Then gives the partition back, so that it begins anew. */
+  async #run(scope: Partition): Promise<void> {
+    this.#running.set(scope.partition, scope);
+    const began = performance.now();
+    const ended = () => "its work has ended";
+    const error: unknown = await this.work(scope).then(ended, (thrown) => thrown);
+    const isTold = scope.signal.aborted || this.signal?.aborted || this.keeper.stopping.signal.aborted;
+    if (!isTold && !(error instanceof Refused) && !(error instanceof Unsure)) {
+      const ran = performance.now() - began;
+      this.keeper.warn(`partition ${scope.partition} of ${this.group} begins anew: ${error}`);
+      await sleep(this.#nextPause(scope.partition, ran), undefined, { signal: scope.signal }).catch(() => {});
+    }
+    await scope.end();
+    await this.#release(scope.session, scope.partition, scope.fence);
+    this.#running.delete(scope.partition);
+    this.bell.ring();
+  }
+
+  #nextPause(partition: number, ran: number): number {
+    const last = ran < LONGEST_PAUSE ? (this.#pauses.get(partition) ?? 0) : 0;
+    const pause = Math.max(SHORTEST_PAUSE, Math.min(2 * last, LONGEST_PAUSE));
+    this.#pauses.set(partition, pause);
+    return pause;
+  }
+
+  async #release(session: string, partition: number, fence: bigint | string): Promise<void> {
+    const released = this.keeper.giveBack(session, RELEASE, [this.group, partition, fence]);
+    await released.catch((error) => this.keeper.warn(String(error)));
+  }
+}
 
 export async function join(keeper: Keeper, group: string, work: PartitionWork, signal?: AbortSignal): Promise<void> {
   await keeper.verb(`join ${group}`, signal, async (bell) => {
-    const running = new Map<number, Partition>();
-    const pauses = new Map<number, number>();
-    let joined: string | undefined;
-
-    const release = async (session: string, partition: number, fence: bigint | string) => {
-      const released = settled(keeper.call(session, RELEASE, [group, partition, fence]));
-      await released.catch((error) => keeper.warn(String(error)));
-    };
-    const run = async (scope: Partition) => {
-      const { partition, session, fence } = scope;
-      const began = performance.now();
-      let error: unknown = "its work has ended";
-      try {
-        await work(scope);
-      } catch (thrown) {
-        error = thrown;
-      }
-      const isTold = scope.signal.aborted || signal?.aborted || keeper.stopping.signal.aborted;
-      if (!isTold && !(error instanceof Refused) && !(error instanceof Unsure)) {
-        const last = performance.now() < began + LONGEST_PAUSE ? (pauses.get(partition) ?? 0) : 0;
-        pauses.set(partition, Math.max(SHORTEST_PAUSE, Math.min(2 * last, LONGEST_PAUSE)));
-        keeper.warn(`partition ${partition} of ${group} begins anew: ${error}`);
-        await sleep(pauses.get(partition), undefined, { signal: scope.signal }).catch(() => {});
-      }
-      await scope.end();
-      await release(session, partition, fence);
-      running.delete(partition);
-      bell.ring();
-    };
-
-    const followed = keeper.follow(bell, signal, async (session) => {
-      if (joined !== session) await keeper.call(session, JOIN, [group, session], false, signal);
-      joined = session;
-      type Row = { partition: number; fence: string; state: string };
-      const assigned = keeper.call<Row>(session, ASSIGNMENT, [group, session], false, signal);
-      const rows = await assigned.catch((error) => {
-        if (sqlstate(error) === "55000") joined = undefined; // no member any more: join again
-        throw error;
-      });
-      const owned = new Map(rows.filter((row) => row.state === "owned").map((row) => [row.partition, row.fence]));
-      for (const [partition, scope] of running)
-        if (owned.get(partition) !== String(scope.fence)) scope.cancel(new Lost("the partition moves"), true);
-      for (const { partition, fence, state } of rows)
-        if (state === "revoking" && !running.has(partition)) await release(session, partition, fence);
-      for (const [partition, fence] of owned) {
-        if (running.has(partition) || !keeper.trusts(session)) continue;
-        const scope = new Partition(keeper, group, partition, BigInt(fence), session);
-        running.set(partition, scope);
-        run(scope);
-      }
-    });
-    await followed.finally(async () => {
-      for (const scope of running.values()) scope.cancel(new Lost("the group is left"), true);
-      while (running.size > 0) await bell.after(bell.count);
-      if (joined && !keeper.stopping.signal.aborted) await settled(keeper.call(joined, LEAVE, [group, joined]));
-    });
+    const membership = new Membership(keeper, group, async (partition) => work(partition), bell, signal);
+    await keeper.follow(bell, signal, (session) => membership.follow(session)).finally(() => membership.end());
   });
 }

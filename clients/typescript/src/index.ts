@@ -1,4 +1,4 @@
-import { Lost } from "./errors.js";
+import { cancelled } from "./errors.js";
 import { join, type PartitionWork } from "./group.js";
 import { Keeper } from "./keeper.js";
 import { type Lead, lead } from "./lead.js";
@@ -36,7 +36,7 @@ export class Leases extends Keeper {
     try {
       return await given(scope);
     } catch (error) {
-      throw scope.signal.aborted ? new Lost("the scope was cancelled", error) : error;
+      throw scope.signal.aborted ? cancelled(error) : error;
     } finally {
       await scope.release();
     }

@@ -2,7 +2,7 @@ import { hostname } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Client } from "pg";
 import { type Action, Core, type State } from "./core.js";
-import { Closed, isBroken, Lost, sqlstate } from "./errors.js";
+import { Closed, isBroken, LeaseError, Lost, sqlstate } from "./errors.js";
 import { Calls, type Connection, connect, drop } from "./line.js";
 import { abortable, Bell, Turns, within } from "./wait.js";
 
@@ -23,6 +23,8 @@ export interface Settings {
   onState?: (state: State) => void;
 }
 
+/** `signal` stops the tries. */
+type CallOptions = { once?: boolean; signal?: AbortSignal | undefined };
 type Look<T> = (session: string) => Promise<T | undefined>;
 type Row = { alive: boolean; trust_ms: number; revision: string; reason: string; session: string };
 const OPEN = `SELECT true AS alive, session::text, trust_ms, revision::text
@@ -181,7 +183,8 @@ export class Keeper {
 
   /** @internal Makes a call about a session on the second connection, again (unless `once`) if its connection breaks.
    * Throws Lost when the session is known to have ended. */
-  async call<R>(session: string, text: string, values: unknown[], once = false, signal?: AbortSignal): Promise<R[]> {
+  async call<R>(session: string, text: string, values: unknown[], options: CallOptions = {}): Promise<R[]> {
+    const { once = false, signal } = options;
     for (let pause = 100; ; pause = Math.min(2 * pause, 1_000, this.ttl / 6)) {
       signal?.throwIfAborted();
       const sent = now();
@@ -208,6 +211,13 @@ export class Keeper {
       }
       await sleep(pause * (0.5 + 0.5 * Math.random()));
     }
+  }
+
+  /** @internal Makes a call that gives something back. If the session or the keeper has ended, that did. */
+  async giveBack(session: string, text: string, values: unknown[]): Promise<void> {
+    await this.call(session, text, values).catch((error) => {
+      if (!(error instanceof LeaseError)) throw error;
+    });
   }
 
   async #end(): Promise<void> {

@@ -1,4 +1,4 @@
-import { LeaseError, Lost } from "./errors.js";
+import { Lost } from "./errors.js";
 import type { Keeper } from "./keeper.js";
 import { Scope } from "./scope.js";
 import { abortable } from "./wait.js";
@@ -43,22 +43,15 @@ export class Lead extends Scope {
       isClear = false; // it may have been granted anew, under a fence that no scope has
     }
     await this.end();
-    await settled(keeper.call(session, RELEASE, [name, this.fence]));
+    await keeper.giveBack(session, RELEASE, [name, this.fence]);
     if (!isClear) await giveUp(keeper, name, session);
   }
 }
 
-/** Waits for a call that gives back. If the session or the keeper has ended, there is nothing to give back. */
-export async function settled(call: Promise<unknown>): Promise<void> {
-  await call.catch((error) => {
-    if (!(error instanceof LeaseError)) throw error;
-  });
-}
-
 /** Gives back a place in line, and whatever the session holds of this name. */
 async function giveUp(keeper: Keeper, name: string, session: string): Promise<void> {
-  await settled(keeper.call(session, CANCEL, [name, session]));
-  await settled(keeper.call(session, RELEASE_ANY, [name, session])); // also a grant that crossed the cancel
+  await keeper.giveBack(session, CANCEL, [name, session]);
+  await keeper.giveBack(session, RELEASE_ANY, [name, session]); // also a grant that crossed the cancel
 }
 
 /** Acquires a lease: waits in line, or unless `queues` answers at once, perhaps undefined. */
@@ -72,7 +65,7 @@ export function lead(keeper: Keeper, name: string, queues: boolean, signal?: Abo
       const look = async (session: string) => {
         asked = bell.count;
         if (queues) place = session;
-        const [answer] = await keeper.call<Answer>(session, ACQUIRE, [name, session, queues], false, signal);
+        const [answer] = await keeper.call<Answer>(session, ACQUIRE, [name, session, queues], { signal });
         if (answer?.fence) place = session;
         if (answer?.fence && keeper.trusts(session) && !signal?.aborted) {
           place = undefined;

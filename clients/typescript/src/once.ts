@@ -27,7 +27,7 @@ export function once<T>(keeper: Keeper, key: string, run: OnceWork<T>, options: 
   return keeper.verb(turnOf(key), signal, async (bell) => {
     const { state, result, scope } = await keeper.asks(bell, signal, async (session) => {
       type Row = { state: State; result: T | null; fence: string | null };
-      const begin = keeper.call<Row>(session, BEGIN, [key, session, retryInDoubt], false, signal);
+      const begin = keeper.call<Row>(session, BEGIN, [key, session, retryInDoubt], { signal });
       const { fence, ...row } = (await begin)[0] as Row;
       if (fence === null) return { ...row, scope: undefined };
       if (keeper.trusts(session) && !signal?.aborted)

@@ -1,4 +1,4 @@
-import { Lost, Unsure } from "./errors.js";
+import { Lost, Refused, Unsure } from "./errors.js";
 import type { Keeper } from "./keeper.js";
 import { check, type Pool, type Queryable, transact, type Work } from "./transaction.js";
 
@@ -24,7 +24,7 @@ export class Scope {
     keeper.scopes.add(this);
   }
 
-  /** Aborted when the scope is cancelled: stop at once. The reason is a Lost, or an Unsure. */
+  /** Aborted when the scope is cancelled: stop at once. The reason is a Lost, Refused or Unsure. */
   get signal(): AbortSignal {
     return this.#cancelled.signal;
   }
@@ -45,7 +45,7 @@ export class Scope {
    * TypeError for a connection in no transaction. */
   async guard(tx: Queryable): Promise<void> {
     this.#requireTrust();
-    await check(tx, CHECK, [this.name, this.fence]);
+    await this.check(tx, CHECK, [this.name, this.fence]);
   }
 
   /** Runs `work` between BEGIN with `guard` and COMMIT. Throws Lost, Refused, Unsure, or the error of `work`. */
@@ -66,6 +66,14 @@ export class Scope {
   async news(signal?: AbortSignal): Promise<void> {
     if (!this.signal.aborted) await this.bell.after(this.#seen, signal);
     this.#seen = this.bell.count;
+  }
+
+  /** Makes a call that checks the fence. A fence that is refused (LF001) stays so: the scope is over. */
+  protected async check<Row>(tx: Queryable, text: string, values: unknown[]): Promise<Row> {
+    return check<Row>(tx, text, values).catch((error) => {
+      if (error instanceof Refused && error.code === "LF001") this.cancel(error);
+      throw error;
+    });
   }
 
   #requireTrust(): void {

@@ -1,5 +1,5 @@
 import type { PoolClient } from "pg";
-import { isBroken, Lost, sqlstate, translated, Unsure } from "./errors.js";
+import { cancelled, isBroken, sqlstate, translated, Unsure } from "./errors.js";
 import { abortable } from "./wait.js";
 
 /** A connection in a transaction: a client of node-postgres, or any object with such a `query`. */
@@ -56,7 +56,7 @@ export async function transact<T>(owner: Owner, pool: Pool, begin: Work<unknown>
       owner.unsure();
       throw new Unsure("the connection broke before COMMIT was answered", error);
     }
-    throw isCancelled() ? new Lost("the scope was cancelled", error) : translated(error);
+    throw isCancelled() ? cancelled(error) : translated(error);
   } finally {
     clearTimeout(timer);
     owner.signal.removeEventListener("abort", cut);

@@ -2,9 +2,9 @@ import { setTimeout as sleep } from "node:timers/promises";
 import type { PoolClient } from "pg";
 import { isBroken, Lost, sqlstate } from "./errors.js";
 import type { Keeper } from "./keeper.js";
-import { settled } from "./lead.js";
 import { Scope } from "./scope.js";
 import { check, type Pool, transact } from "./transaction.js";
+import type { Bell } from "./wait.js";
 
 const CLAIM = `SELECT id::text, key, payload, attempt, fence::text
   FROM eskit_lease.item_claim($1::text, $2::uuid, $3::int)`;
@@ -36,66 +36,84 @@ export interface WorkOptions {
 }
 type Row = { id: string; key: string | null; payload: unknown; attempt: number; fence: string };
 
+/** Claims items while handlers are free, and runs each. */
+class Workers {
+  readonly #inHand = new Set<string>(); // ids
+  readonly #waiting = new Set<Scope>(); // for a connection
+  #straysUntil = 0; // a claim without an answer may be committed until then
+
+  constructor(
+    readonly keeper: Keeper,
+    readonly queue: string,
+    readonly handler: Handler,
+    readonly options: WorkOptions,
+    readonly bell: Bell,
+  ) {}
+
+  /** Claims as many items as there are free handlers. */
+  async follow(session: string): Promise<undefined> {
+    const { keeper, queue, bell } = this;
+    if (performance.now() < this.#straysUntil) await this.#returnStrays(session);
+    const free = Math.min((this.options.concurrency ?? 1) - this.#inHand.size, MOST);
+    if (free === 0) return;
+    const claim = keeper.call<Row>(session, CLAIM, [queue, session, free], { once: true });
+    const rows = await claim.catch((error) => {
+      if (!isBroken(error)) throw error;
+      this.#straysUntil = performance.now() + keeper.ttl;
+      bell.ringIn(PAUSE);
+      return [];
+    });
+    for (const row of rows) this.#run(row, session);
+  }
+
+  /** Gives back what has not begun, and waits for the rest. */
+  async end(): Promise<void> {
+    for (const scope of this.#waiting) scope.cancel(new Lost("the work stops"));
+    while (this.#inHand.size > 0) await this.bell.after(this.bell.count);
+  }
+
+  async #returnStrays(session: string): Promise<void> {
+    const { signal } = this.options;
+    this.bell.ringIn(PAUSE);
+    for (const { id, fence } of await this.keeper.call<Row>(session, CLAIMED, [this.queue, session], { signal }))
+      if (!this.#inHand.has(id)) await this.#endClaim(session, UNCLAIM, [id, fence]);
+  }
+
+  async #run(row: Row, session: string): Promise<void> {
+    this.#inHand.add(row.id);
+    const scope = new Scope(this.keeper, this.queue, BigInt(row.fence), session);
+    this.#waiting.add(scope);
+    const begin = async () => {
+      if (!scope.trusted) throw new Lost("the trust is over");
+      this.#waiting.delete(scope);
+    };
+    const handle = async (tx: PoolClient) => {
+      await this.handler({ ...row, id: BigInt(row.id), fence: scope.fence, signal: scope.signal }, tx);
+      await check(tx, DONE, [row.id, row.fence]);
+    };
+    await transact(scope, this.options.pool, begin, handle).catch(async (error) => {
+      this.keeper.warn(`item ${row.id} of ${this.queue}: ${error}`);
+      if (!this.#waiting.has(scope)) return this.#endClaim(session, FAIL, [row.id, row.fence, String(error)]);
+      await sleep(PAUSE, undefined, { signal: scope.signal }).catch(() => {});
+      await this.#endClaim(session, UNCLAIM, [row.id, row.fence]);
+    });
+    this.#waiting.delete(scope);
+    await scope.end();
+    this.#inHand.delete(row.id);
+    this.bell.ring();
+  }
+
+  /** Ends a claim. LF001: it has ended already. */
+  async #endClaim(session: string, text: string, values: unknown[]): Promise<void> {
+    await this.keeper.giveBack(session, text, values).catch((error) => {
+      if (sqlstate(error) !== "LF001") this.keeper.warn(String(error));
+    });
+  }
+}
+
 export async function work(keeper: Keeper, queue: string, handler: Handler, options: WorkOptions): Promise<void> {
-  const { pool, concurrency = 1, signal } = options;
-  await keeper.verb(`work ${queue}`, signal, async (bell) => {
-    const inHand = new Set<string>();
-    const waiting = new Set<Scope>(); // for a connection
-    let straysUntil = 0; // a claim without an answer may be committed until then
-
-    /** Ends a claim. LF001: it has ended already. */
-    const end = async (session: string, text: string, values: unknown[]) => {
-      await settled(keeper.call(session, text, values)).catch((error) => {
-        if (sqlstate(error) !== "LF001") keeper.warn(String(error));
-      });
-    };
-    const run = async (row: Row, session: string) => {
-      const scope = new Scope(keeper, queue, BigInt(row.fence), session);
-      waiting.add(scope);
-      const begin = async () => {
-        if (!scope.trusted) throw new Lost("the trust is over");
-        waiting.delete(scope);
-      };
-      const item = { ...row, id: BigInt(row.id), fence: scope.fence, signal: scope.signal };
-      const handle = async (tx: PoolClient) => {
-        await handler(item, tx);
-        await check(tx, DONE, [row.id, row.fence]);
-      };
-      await transact(scope, pool, begin, handle).catch(async (error) => {
-        keeper.warn(`item ${row.id} of ${queue}: ${error}`);
-        if (!waiting.has(scope)) return end(session, FAIL, [row.id, row.fence, String(error)]);
-        await sleep(PAUSE, undefined, { signal: scope.signal }).catch(() => {});
-        await end(session, UNCLAIM, [row.id, row.fence]);
-      });
-      waiting.delete(scope);
-      await scope.end();
-      inHand.delete(row.id);
-      bell.ring();
-    };
-
-    const followed = keeper.follow(bell, signal, async (session) => {
-      if (performance.now() < straysUntil) {
-        bell.ringIn(PAUSE);
-        for (const { id, fence } of await keeper.call<Row>(session, CLAIMED, [queue, session], false, signal))
-          if (!inHand.has(id)) await end(session, UNCLAIM, [id, fence]);
-      }
-      const free = Math.min(concurrency - inHand.size, MOST);
-      if (free === 0) return;
-      const claim = keeper.call<Row>(session, CLAIM, [queue, session, free], true);
-      const rows = await claim.catch((error) => {
-        if (!isBroken(error)) throw error;
-        straysUntil = performance.now() + keeper.ttl;
-        bell.ringIn(PAUSE);
-        return [];
-      });
-      for (const row of rows) {
-        inHand.add(row.id);
-        run(row, session);
-      }
-    });
-    await followed.finally(async () => {
-      for (const scope of waiting) scope.cancel(new Lost("the work stops"));
-      while (inHand.size > 0) await bell.after(bell.count);
-    });
+  await keeper.verb(`work ${queue}`, options.signal, async (bell) => {
+    const workers = new Workers(keeper, queue, handler, options, bell);
+    await keeper.follow(bell, options.signal, (session) => workers.follow(session)).finally(() => workers.end());
   });
 }

@@ -1,5 +1,5 @@
 // node-cron's own tests of distributed runs take a coordinator of their own, and its package has none of them. So these
-// are their cases, and those of its coordinator for Redis, written anew against the adapter; and a fleet that is killed.
+// are their cases, and those of its coordinator for Redis, written anew against the adapter. A fleet is killed as well.
 import assert from "node:assert/strict";
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";

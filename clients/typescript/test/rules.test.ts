@@ -4,8 +4,9 @@ import { createServer, type Server, type Socket } from "node:net";
 import { after, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import pg from "pg";
-import { Closed, Leases, Lost, Unsure } from "../src/index.js";
+import { Closed, Leases, Lost, Refused, Unsure } from "../src/index.js";
 import { Calls } from "../src/line.js";
+import { FaultyProxy } from "./proxy.js";
 import { aborted, live, open, run, until, url } from "./support.js";
 
 const pool = new pg.Pool({ connectionString: url, max: 4 }).on("error", () => {});
@@ -48,6 +49,19 @@ live("a lease that was granted anew is given back at the end of its scope", asyn
   assert.notEqual(await fenceOf(lead.name), String(lead.fence));
   await lead.release();
   assert.equal(await fenceOf(lead.name), undefined);
+});
+
+live("a scope whose own fence is refused is over", async () => {
+  await using proxy = await FaultyProxy.start(url);
+  await using leases = await open({ ttl: 5_000 }, proxy.url);
+  await using lead = await leases.lead(`${run}:refused`);
+  proxy.isSilent = true; // so that the keeper does not hear of it
+  await pool.query("SELECT eskit_lease.lease_force_release($1, $2, 'test')", [lead.name, lead.fence]);
+  const refused = lead.transaction(pool, async () => {});
+  await assert.rejects(refused, (error) => error instanceof Refused && error.code === "LF001");
+  assert.equal(leases.state, "trusted");
+  assert.ok(!lead.trusted && lead.signal.reason instanceof Refused);
+  proxy.isSilent = false;
 });
 
 live("a partition that moves and has no task is released at once", async () => {

@@ -11,13 +11,13 @@ export interface ProcessorLock<Context = unknown> {
 export type LeaseProcessorLock = ProcessorLock & { readonly lead: Lead | undefined };
 
 export interface ProcessorLockOptions {
-  /** Called when the lease, or the trust in it, ends before `release`: close the processor, as Emmett asks its lock only
-   * when a processor starts. */
+  /** Called when the lease, or the trust in it, ends before `release`: close the processor, as Emmett asks its lock
+   * only when a processor starts. */
   onLost?: (why: unknown) => void;
 }
 
-/** Makes the lock of one instance of a processor, by leading `name`, which stands for the processor, its version and its
- * partition. It needs no context, as the lease lives with the keeper, and not with a connection of Emmett's. */
+/** Makes the lock of one instance of a processor, by leading `name`, which stands for the processor, its version and
+ * its partition. It needs no context, as the lease lives with the keeper, and not with a connection of Emmett's. */
 export function processorLock(leases: Leases, name: string, options: ProcessorLockOptions = {}): LeaseProcessorLock {
   const turns = new Turns(); // a release must not overtake the acquire before it
   let lead: Lead | undefined;
