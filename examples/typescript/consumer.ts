@@ -18,8 +18,8 @@ const pool = new pg.Pool({ connectionString: DATABASE_URL, ...patience });
 pool.on("error", () => {}); // an idle connection was lost: the pool opens another when one is needed
 
 const leases = new Leases(DATABASE_URL, { name, ttl, takeover: true, watch: "events" });
-leases.drainOnSignals();
 await leases.open();
+leases.drainOnSignals();
 await leases.join(CONSUMER_GROUP, async (partition) => {
   while (!partition.signal.aborted) {
     const found = await partition.transaction(pool, async (tx) => {
