@@ -34,7 +34,9 @@ export class Partition extends Scope {
   /** Checks the fence, and moves the cursor from `expected` to `position` in your transaction. False if it is there
    * already: apply nothing. Throws as `guard` does; Refused if the cursor is elsewhere. */
   async commit(tx: Queryable, position: bigint | string, expected: bigint | string): Promise<boolean> {
-    if (!this.trusted && !this.mayFinish) throw new Lost("the scope has ended", this.signal.reason);
+    // A transaction that began before the partition moves may still commit.
+    const mayCommit = this.trusted || (this.signal.aborted && !this.cut.aborted);
+    if (!mayCommit) throw new Lost("the scope has ended", this.signal.reason);
     const values = [this.name, this.partition, position, this.fence, expected];
     return (await this.check<{ moved: boolean }>(tx, COMMIT, values)).moved;
   }

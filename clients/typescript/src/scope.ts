@@ -6,9 +6,9 @@ const CHECK = "SELECT eskit_lease.fence_check($1::text, $2::bigint)";
 
 /** What the keeper hands out under a fence, for as long as its session is trusted. Cancelled, it never lives again. */
 export class Scope {
-  /** @internal */ mayFinish = false;
   /** @internal */ readonly running = new Set<Promise<unknown>>();
   readonly #cancelled = new AbortController();
+  readonly #cut = new AbortController(); // what has begun must not finish either
   #seen: number;
   #isOver = false;
 
@@ -35,6 +35,10 @@ export class Scope {
   /** Whether work may begin now. Looks at the clock. */
   get trusted(): boolean {
     return !this.#isOver && this.keeper.trusts(this.session) && !this.signal.aborted;
+  }
+  /** @internal Aborted when the connections of its transactions are to end. */
+  get cut(): AbortSignal {
+    return this.#cut.signal;
   }
   /** @internal */
   get patience(): number {
@@ -80,10 +84,10 @@ export class Scope {
     if (!this.trusted) throw new Lost("the scope has ended", this.signal.reason);
   }
 
-  /** @internal */
+  /** @internal `mayFinish`: a transaction that has begun may still commit, until this is called without it. */
   cancel(why: Error, mayFinish = false): void {
-    this.mayFinish = mayFinish;
     this.#cancelled.abort(why);
+    if (!mayFinish) this.#cut.abort(why);
     this.bell.ring();
   }
 

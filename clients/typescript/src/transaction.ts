@@ -10,8 +10,8 @@ export interface Queryable {
 /** What gives the application's connections: a pool of node-postgres. */
 export type Pool = { connect(): Promise<PoolClient> };
 export type Work<T> = (tx: PoolClient) => Promise<T>;
-/** What a transaction belongs to. `mayFinish`: ended in order, so that a transaction which has begun may commit. */
-type Owner = { signal: AbortSignal; mayFinish: boolean; patience: number; unsure(): void };
+/** What a transaction belongs to. `signal`: begin none. `cut`: what has begun must not commit any more. */
+type Owner = { signal: AbortSignal; cut: AbortSignal; patience: number; unsure(): void };
 
 /** Makes a call that checks a fence. Refuses a connection in no transaction, which node-postgres knows; of another kind
  * only the server does. */
@@ -26,26 +26,25 @@ export async function check<Row>(tx: Queryable, text: string, values: unknown[])
   }
 }
 
-/** Runs `work` in a transaction that begins with `begin`. If its owner is cancelled, the query at hand is ended by its
+/** Runs `work` in a transaction that begins with `begin`. If its owner cuts it, the query at hand is ended by its
  * connection's end; a COMMIT has some patience, as its end would be unknown. */
 export async function transact<T>(owner: Owner, pool: Pool, begin: Work<unknown>, work: Work<T>): Promise<T> {
   const tx = await abortable(pool.connect(), owner.signal, (late) => late.release());
-  const isCancelled = () => owner.signal.aborted && !owner.mayFinish;
   let [isCommitting, isLost] = [false, false];
   let timer: NodeJS.Timeout | undefined;
   const lose = () => {
     isLost = true;
   };
   const cut = () => {
-    if (isCancelled()) timer = setTimeout(() => tx.end(), isCommitting ? owner.patience : 0);
+    timer = setTimeout(() => tx.end(), isCommitting ? owner.patience : 0);
   };
   tx.on("error", lose);
-  owner.signal.addEventListener("abort", cut);
+  owner.cut.addEventListener("abort", cut);
   try {
     await tx.query("BEGIN");
     await begin(tx);
     const result = await work(tx);
-    isCommitting = !isLost && !isCancelled();
+    isCommitting = !isLost && !owner.cut.aborted;
     const { command } = await tx.query(isCommitting ? "COMMIT" : "ROLLBACK");
     if (command === "COMMIT") return result;
     isCommitting = false;
@@ -56,10 +55,10 @@ export async function transact<T>(owner: Owner, pool: Pool, begin: Work<unknown>
       owner.unsure();
       throw new Unsure("the connection broke before COMMIT was answered", error);
     }
-    throw isCancelled() ? cancelled(error) : translated(error);
+    throw owner.cut.aborted ? cancelled(error) : translated(error);
   } finally {
     clearTimeout(timer);
-    owner.signal.removeEventListener("abort", cut);
+    owner.cut.removeEventListener("abort", cut);
     tx.off("error", lose).release(isLost);
   }
 }

@@ -4,7 +4,7 @@ import { createServer, type Server, type Socket } from "node:net";
 import { after, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import pg from "pg";
-import { Closed, Leases, Lost, Refused, Unsure } from "../src/index.js";
+import { Closed, Leases, Lost, type Partition, Refused, Unsure } from "../src/index.js";
 import { Calls } from "../src/line.js";
 import { FaultyProxy } from "./proxy.js";
 import { aborted, live, open, run, until, url } from "./support.js";
@@ -164,6 +164,28 @@ live("55000 of a call ends no session: a member that was put out joins again", a
   assert.ok((fences[1] as bigint) > (fences[0] as bigint));
   assert.equal(leases.session, session);
   await leases.drain();
+  await joined;
+});
+
+live("a transaction that may finish when its partition moves is still cut by close", async () => {
+  const group = `${run}:cut`;
+  await pool.query("SELECT eskit_lease.group_create($1, 1)", [group]);
+  const leases = await open();
+  const stop = new AbortController();
+  let running: Promise<unknown> | undefined;
+  const work = async (partition: Partition) => {
+    running = partition.transaction(pool, (tx) => tx.query("SELECT pg_sleep(20)"));
+    await running;
+  };
+  const joined = leases.join(group, work, { signal: stop.signal });
+  await until(() => running !== undefined);
+  const cut = assert.rejects(running as Promise<unknown>, Lost);
+  stop.abort();
+  await sleep(200);
+  const began = performance.now();
+  await leases.close();
+  assert.ok(performance.now() - began < 1_000);
+  await cut;
   await joined;
 });
 
