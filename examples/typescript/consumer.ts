@@ -26,9 +26,9 @@ await leases.join(CONSUMER_GROUP, async (partition) => {
       const done = await partition.position(tx);
       const { rows: events } = await tx.query<Event>(READ, [partition.partition, done]);
       const last = events.at(-1);
-      if (!last || !(await partition.commit(tx, last.position, done))) return false;
-      for (const { position, account, cents } of events) await tx.query(APPLY, [position, account, cents, name]);
-      return true;
+      if (last && (await partition.commit(tx, last.position, done)))
+        for (const { position, account, cents } of events) await tx.query(APPLY, [position, account, cents, name]);
+      return events.length > 0;
     });
     if (!found) await partition.news(); // until there are events to read, or the partition moves
   }
