@@ -122,28 +122,47 @@ func (l *Leases) happen(line *line, problem error, event func(time.Duration) []c
 	})
 }
 
+const (
+	answers  = `SELECT alive, coalesce(trust_ms, 0) * interval '1 ms', coalesce(revision, 0), coalesce(reason, ''), '' FROM `
+	openCall = `SELECT true, trust_ms * interval '1 ms', revision, '', session::text
+		FROM eskit_lease.session_open($1::text, $2::interval, takeover => $3::boolean)`
+	waitCall  = answers + `eskit_lease.session_wait($1::uuid, $2::bigint, $3::interval)`
+	beatCall  = answers + `eskit_lease.session_heartbeat($1::uuid)`
+	watchCall = answers + `eskit_lease.session_watch($1::uuid, $2::text::regclass)`
+)
+
 // ask makes a call on the keeper's connection.
 func (l *Leases) ask(line *line, conn *pgx.Conn, action core.Action) (core.Answer, error) {
-	const from = `SELECT alive, coalesce(trust_ms, 0) * interval '1 ms', coalesce(revision, 0), coalesce(reason, ''), ''
-		FROM `
-	sql, args := from+`eskit_lease.session_heartbeat($1::uuid)`, []any{line.session}
+	call := func(sql string, args ...any) (core.Answer, error) {
+		rows, err := rowsOf[core.Answer](line.ctx, conn, sql, args)
+		if err != nil {
+			return core.Answer{}, err
+		}
+		return rows[0], nil
+	}
 	switch {
 	case action.Kind == core.Open:
-		sql = `SELECT true, trust_ms * interval '1 ms', revision, '', session::text
-			FROM eskit_lease.session_open($1::text, $2::interval, takeover => $3::boolean)`
-		args = []any{l.name, l.ttl, action.Takeover}
+		return call(openCall, l.name, l.ttl, action.Takeover)
 	case action.Kind == core.Wait:
-		sql = from + `eskit_lease.session_wait($1::uuid, $2::bigint, $3::interval)`
-		args = append(args, action.Revision, action.Timeout)
+		return call(waitCall, line.session, action.Revision, action.Timeout)
 	case l.watch != "":
-		sql = from + `eskit_lease.session_watch($1::uuid, $2::text::regclass)`
-		args = append(args, l.watch)
+		answer, err := call(watchCall, line.session, l.watch)
+		if !cannotWatch(err) {
+			l.blind = false
+			return answer, err
+		}
+		if !l.blind {
+			l.blind = true // the session lives on, without news
+			l.complain("cannot watch "+l.watch, err)
+		}
 	}
-	rows, err := rowsOf[core.Answer](line.ctx, conn, sql, args)
-	if err != nil {
-		return core.Answer{}, err
-	}
-	return rows[0], nil
+	return call(beatCall, line.session)
+}
+
+// cannotWatch tells whether the table to watch is the trouble: there is none, it is a view, or it may not be read.
+func cannotWatch(err error) bool {
+	code := sqlstate(err)
+	return code == "42P01" || code == "42809" || code == "42501"
 }
 
 // heard tells the core what another connection answered to a call for a session.

@@ -118,7 +118,7 @@ func (l *Leases) win(ctx context.Context, name string, wait bool) (*Scope, <-cha
 		}
 		var again <-chan time.Time
 		if got.Reason != "queued" { // it has no place in line
-			again = time.After(250 * time.Millisecond)
+			again = time.After(time.Second)
 		}
 		select {
 		case <-asked:

@@ -86,6 +86,7 @@ type Leases struct {
 	settings
 	begun    time.Time
 	line     sync.Mutex // held while there is a connection of the keeper
+	blind    bool       // the keeper's connection cannot watch the table of events
 	second   second
 	life     context.Context // of the calls of the second connection
 	endLife  context.CancelFunc
@@ -124,14 +125,29 @@ func Open(ctx context.Context, dsn string, options ...Option) (*Leases, error) {
 	l.step(l.core.Start)
 	ctx, cancel := context.WithTimeout(ctx, l.patience)
 	defer cancel()
-	if _, _, err := l.ready(ctx); err != nil {
-		l.mu.Lock()
-		err = fmt.Errorf("lease: no session: %w", errors.Join(l.problem, err))
-		l.mu.Unlock()
+	if err := l.awaitFirst(ctx); err != nil {
 		l.Close()
 		return nil, err
 	}
 	return l, nil
+}
+
+// awaitFirst waits for the first session. It fails where the table of events cannot be watched, of which later heartbeats
+// only warn.
+func (l *Leases) awaitFirst(ctx context.Context) error {
+	session, _, err := l.ready(ctx)
+	if err != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return fmt.Errorf("lease: no session: %w", errors.Join(l.problem, err))
+	}
+	if l.watch != "" {
+		_, err = query[core.Answer](ctx, l, session, watchCall, session, l.watch)
+	}
+	if cannotWatch(err) {
+		return fmt.Errorf("lease: cannot watch %s: %w", l.watch, err)
+	}
+	return nil // another failure is the keeper's to mend
 }
 
 func newLeases(dsn string, options []Option) *Leases {

@@ -1,6 +1,7 @@
 package lease_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -193,46 +194,142 @@ func TestLeadThatIsNotWaitedForGivesUpItsPlace(t *testing.T) {
 	next.Release()
 }
 
-func TestGuard(t *testing.T) {
-	l, db := open(t), pool(t, dsn(t))
-	_, lead := mustLead(t, l, unique+t.Name())
-	tx, err := db.Begin(t.Context())
+// begun is a transaction of one of the drivers, and how to end it.
+type begun struct {
+	tx               lease.Tx
+	exec             func(sql string) error
+	commit, rollback func() error
+}
+
+// drivers returns what begins a transaction, for each kind of connection.
+func drivers(t *testing.T) map[string]func() begun {
+	ctx := context.Background()
+	pool := pool(t, dsn(t))
+	conn, err := pgx.Connect(ctx, dsn(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(context.Background())
-	if err := lead.Guard(t.Context(), tx); err != nil {
-		t.Error(err)
-	}
-	if _, err := tx.Exec(t.Context(), "COMMIT"); err != nil {
-		t.Fatal(err)
-	}
-	if err := lead.Guard(t.Context(), tx); !errors.Is(err, lease.ErrNoTransaction) {
-		t.Error(err)
-	}
-
 	std, err := sql.Open("pgx", dsn(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer std.Close()
-	other, err := std.Begin()
-	if err != nil {
-		t.Fatal(err)
+	t.Cleanup(func() {
+		conn.Close(ctx)
+		std.Close()
+	})
+	with := func(db lease.Beginner) func() begun {
+		return func() begun {
+			tx, err := db.Begin(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return begun{tx, func(sql string) error { _, err := tx.Exec(ctx, sql); return err },
+				func() error { return tx.Commit(ctx) }, func() error { return tx.Rollback(ctx) }}
+		}
 	}
-	defer other.Rollback()
-	if err := lead.Guard(t.Context(), lease.SQL(other)); err != nil {
-		t.Error(err)
+	return map[string]func() begun{"pgx.Conn": with(conn), "pgxpool": with(pool), "database/sql": func() begun {
+		tx, err := std.BeginTx(ctx, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return begun{lease.SQL(tx), func(sql string) error { _, err := tx.Exec(sql); return err }, tx.Commit, tx.Rollback}
+	}}
+}
+
+func TestGuard(t *testing.T) {
+	l, db := open(t), pool(t, dsn(t))
+	do(t, db, `CREATE TABLE IF NOT EXISTS go_test_writes (name text)`)
+	for driver, begin := range drivers(t) {
+		name := unique + t.Name() + driver
+		_, lead := mustLead(t, l, name)
+		written := func() int { return one[int](t, db, `SELECT count(*) FROM go_test_writes WHERE name = $1`, name) }
+		write := func(b begun) {
+			t.Helper()
+			if err := cmp.Or(lead.Guard(t.Context(), b.tx), b.exec(`INSERT INTO go_test_writes VALUES ('`+name+`')`)); err != nil {
+				t.Error(driver, err)
+			}
+		}
+		b := begin()
+		write(b)
+		if err := b.rollback(); err != nil || written() != 0 {
+			t.Error(driver, err)
+		}
+		if err := lead.Guard(t.Context(), b.tx); !errors.Is(err, lease.ErrNoTransaction) {
+			t.Error(driver, "after a rollback:", err)
+		}
+		b = begin()
+		write(b)
+		if err := b.commit(); err != nil || written() != 1 {
+			t.Error(driver, err)
+		}
+		if err := lead.Guard(t.Context(), b.tx); !errors.Is(err, lease.ErrNoTransaction) || !lead.Trusted() {
+			t.Error(driver, "after a commit:", err)
+		}
+		if b = begin(); driver != "database/sql" { // which cannot tell
+			if err := cmp.Or(b.exec(`COMMIT`), lead.Guard(t.Context(), b.tx)); !errors.Is(err, lease.ErrNoTransaction) {
+				t.Error(driver, "after COMMIT by SQL:", err)
+			}
+		}
+		_ = b.rollback()
+
+		b = begin()
+		do(t, db, `SELECT eskit_lease.lease_force_release($1, $2, 'a test')`, name, lead.Fence())
+		err := lead.Guard(t.Context(), b.tx)
+		if !errors.Is(err, lease.ErrRefused) && !errors.Is(err, lease.ErrLost) { // the keeper may have heard of it
+			t.Error(driver, err)
+		}
+		_ = b.rollback()
+		lead.Release()
+
+		b = begin()
+		_, lead = mustLead(t, l, name)
+		lead.Unsure()
+		if err := lead.Guard(t.Context(), b.tx); !errors.Is(err, lease.ErrLost) || !errors.Is(err, lease.ErrUnsure) {
+			t.Error(driver, err)
+		}
+		_ = b.rollback()
+		lead.Release()
 	}
-	other.Rollback()
-	if err := lead.Guard(t.Context(), lease.SQL(other)); !errors.Is(err, sql.ErrTxDone) {
-		t.Error(err)
+}
+
+func TestCommit(t *testing.T) {
+	l, db := open(t), pool(t, dsn(t))
+	group := unique + t.Name()
+	do(t, db, `SELECT eskit_lease.group_create($1, 1)`, group)
+	defer do(t, db, `SELECT eskit_lease.group_drop($1)`, group)
+	ctx, cancel := context.WithCancel(t.Context())
+	_ = l.Join(ctx, group, func(ctx context.Context, p *lease.Partition) error {
+		defer cancel()
+		for driver, begin := range drivers(t) {
+			b := begin()
+			from, err := p.Position(ctx, b.tx)
+			if err != nil {
+				t.Error(driver, err)
+			}
+			for _, moves := range []bool{true, false} {
+				if moved, err := p.Commit(ctx, b.tx, from+1, from); err != nil || moved != moves {
+					t.Error(driver, moved, err)
+				}
+			}
+			if err := b.commit(); err != nil {
+				t.Error(driver, err)
+			}
+			if _, err := p.Commit(ctx, b.tx, from+2, from+1); !errors.Is(err, lease.ErrNoTransaction) {
+				t.Error(driver, err)
+			}
+			b = begin() // as if two tasks had chosen the same events
+			_, err = p.Commit(ctx, b.tx, from+2, from)
+			var told *lease.Error
+			if !errors.Is(err, lease.ErrRefused) || !errors.As(err, &told) || told.SQLState() != "40001" {
+				t.Error(driver, err)
+			}
+			_ = b.rollback()
+		}
+		return nil
+	})
+	if moved := one[int64](t, db, `SELECT eskit_lease.cursor_position($1, 0)`, group); moved != 3 {
+		t.Error(moved)
 	}
-	lead.Unsure()
-	if err := lead.Guard(t.Context(), tx); !errors.Is(err, lease.ErrLost) || !errors.Is(err, lease.ErrUnsure) {
-		t.Error(err)
-	}
-	lead.Release()
 }
 
 func TestLeaseTakenByForce(t *testing.T) {
@@ -253,11 +350,48 @@ func TestLeaseTakenByForce(t *testing.T) {
 		t.Error(cause)
 	}
 	lead.Release()
+	if held := one[int](t, db, `SELECT count(*) FROM eskit_lease.leases WHERE resource = $1 AND state = 'held'`, name); held != 0 {
+		t.Error("it keeps what it was granted anew")
+	}
 	_, next := mustLead(t, l, name)
 	if next.Fence() <= lead.Fence() {
 		t.Error("the same fence")
 	}
 	next.Release()
+}
+
+// A refusal says nothing about trust. One that gives no place in line is followed by no ask: the lead asks again.
+func TestRefusals(t *testing.T) {
+	l, other, db := open(t, lease.WithTTL(time.Minute)), open(t), pool(t, dsn(t))
+	ctx, _ := mustLead(t, l, unique+t.Name()+"its own")
+	mustLead(t, other, unique+t.Name()+"other's")
+	if _, lead, err := l.TryLead(t.Context(), unique+t.Name()+"other's"); lead != nil || err != nil {
+		t.Error(err)
+	}
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := unique + t.Name()
+	if _, err := tx.Exec(t.Context(), `SELECT eskit_lease.lease_acquire($1, $2)`, name, other.Session()); err != nil {
+		t.Fatal(err)
+	}
+	led := make(chan time.Time)
+	go func() {
+		mustLead(t, l, name)
+		led <- time.Now()
+	}()
+	time.Sleep(200 * time.Millisecond)
+	ended := time.Now()
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if took := (<-led).Sub(ended); took > 2*time.Second {
+		t.Error("asked again after", took)
+	}
+	if ctx.Err() != nil || l.State() != lease.Trusted {
+		t.Error("a refusal ended trust:", context.Cause(ctx))
+	}
 }
 
 func TestRefusedByTheServer(t *testing.T) {
@@ -309,6 +443,25 @@ func TestUnsure(t *testing.T) {
 		t.Error("the same fence")
 	}
 	next.Release()
+}
+
+// A COMMIT that the server answers by ROLLBACK, or refuses, is an error, and not in doubt.
+func TestCommitThatRollsBack(t *testing.T) {
+	l, db := open(t), pool(t, dsn(t))
+	ctx, lead := mustLead(t, l, unique+t.Name())
+	defer lead.Release()
+	for _, statement := range []string{
+		`SELECT 1/0`,
+		`CREATE TEMP TABLE late (n int UNIQUE DEFERRABLE INITIALLY DEFERRED) ON COMMIT DROP; INSERT INTO late VALUES (1), (1)`,
+	} {
+		err := lead.Transaction(ctx, db, func(tx pgx.Tx) error {
+			_, _ = tx.Exec(ctx, statement) // its error is lost
+			return nil
+		})
+		if err == nil || errors.Is(err, lease.ErrUnsure) || !lead.Trusted() {
+			t.Error(err)
+		}
+	}
 }
 
 func TestTrustEndsWhileTheNetworkIsSilent(t *testing.T) {
@@ -489,6 +642,9 @@ func TestJoinBeginsAnewAfterAnError(t *testing.T) {
 		if fences = append(fences, p.Fence()); len(fences) == 3 {
 			cancel()
 		}
+		if len(fences) == 1 {
+			return nil // it should not have returned
+		}
 		return errors.New("broken")
 	})
 	if !errors.Is(err, context.Canceled) || len(slices.Compact(fences)) != 3 {
@@ -496,6 +652,28 @@ func TestJoinBeginsAnewAfterAnError(t *testing.T) {
 	}
 	if took := time.Since(began); took < 300*time.Millisecond {
 		t.Error("without pauses", took)
+	}
+}
+
+// A member that an administrator removed joins again: 55000 does not mean that its session has ended.
+func TestJoinAgain(t *testing.T) {
+	l, db := open(t), pool(t, dsn(t))
+	group := unique + t.Name()
+	do(t, db, `SELECT eskit_lease.group_create($1, 1)`, group)
+	defer do(t, db, `SELECT eskit_lease.group_drop($1)`, group)
+	ctx, cancel := context.WithCancel(t.Context())
+	session, times := l.Session(), 0
+	_ = l.Join(ctx, group, func(ctx context.Context, p *lease.Partition) error {
+		if times++; times == 2 {
+			cancel()
+		} else {
+			do(t, db, `SELECT eskit_lease.group_leave($1, $2)`, group, session)
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	if l.Session() != session || times != 2 {
+		t.Error("another session after", times)
 	}
 }
 
@@ -763,6 +941,59 @@ func TestNews(t *testing.T) {
 			t.Fatal("waits for a scope that has ended")
 		}
 	}
+}
+
+func TestWatchOfNoTable(t *testing.T) {
+	db := pool(t, dsn(t))
+	if _, err := lease.Open(t.Context(), dsn(t), lease.WithWatch("no_such_table")); err == nil ||
+		!strings.Contains(err.Error(), "cannot watch no_such_table") {
+		t.Error(err)
+	}
+	do(t, db, `CREATE TABLE go_test_dropped (position bigint PRIMARY KEY DEFAULT eskit_lease.position_next())`)
+	l := open(t, lease.WithWatch("go_test_dropped"))
+	do(t, db, `DROP TABLE go_test_dropped`)
+	ctx, lead := mustLead(t, l, unique+t.Name())
+	defer lead.Release()
+	// A new connection begins the watch again.
+	do(t, db, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%session_wait%' AND query LIKE 'SELECT alive%'`)
+	select {
+	case <-ctx.Done():
+		t.Error("trust ended with the table:", context.Cause(ctx))
+	case <-time.After(2 * ttl):
+	}
+}
+
+// A connection that is still being made when the keeper closes is closed, too.
+func TestCloseWhileConnecting(t *testing.T) {
+	var made atomic.Pointer[pgx.Conn]
+	connecting, goOn := make(chan bool, 10), make(chan bool)
+	l := open(t, lease.WithConnect(func(ctx context.Context) (*pgx.Conn, error) {
+		if len(connecting) == 0 {
+			connecting <- true
+			return pgx.Connect(ctx, dsn(t))
+		}
+		if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > ttl {
+			t.Error("connects without a deadline")
+		}
+		connecting <- true
+		<-goOn // as if it had been made, but nobody had looked
+		conn, err := pgx.Connect(context.WithoutCancel(ctx), dsn(t))
+		made.Store(conn)
+		return conn, err
+	}))
+	led := make(chan error)
+	go func() {
+		_, _, err := l.Lead(t.Context(), unique+t.Name())
+		led <- err
+	}()
+	eventually(t, "it connects", func() bool { return len(connecting) == 2 })
+	go l.Close()
+	time.Sleep(100 * time.Millisecond)
+	close(goOn)
+	if err := <-led; !errors.Is(err, lease.ErrClosed) {
+		t.Error(err)
+	}
+	eventually(t, "it is closed", func() bool { return made.Load() != nil && made.Load().IsClosed() })
 }
 
 func TestDrain(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -102,7 +103,8 @@ type Tx interface {
 	Rollback(ctx context.Context) error
 }
 
-// SQL lets a transaction of database/sql be guarded: lead.Guard(ctx, lease.SQL(tx)).
+// SQL lets a transaction of database/sql be guarded: lead.Guard(ctx, lease.SQL(tx)). End it by its methods: after a
+// COMMIT of your own in SQL, nothing tells the guard that it is in no transaction.
 func SQL(tx *sql.Tx) Tx { return sqlTx{tx} }
 
 type sqlTx struct{ tx *sql.Tx }
@@ -127,16 +129,19 @@ func (s *Scope) Guard(ctx context.Context, tx Tx) error {
 }
 
 // check runs a statement about the fence in a transaction.
-func (s *Scope) check(ctx context.Context, tx Tx, answer any, sql string, args ...any) error {
+func (s *Scope) check(ctx context.Context, tx Tx, answer any, call string, args ...any) error {
 	if err := s.lost(); err != nil {
 		return err
 	}
 	if pg, ok := tx.(pgx.Tx); ok && pg.Conn() != nil && pg.Conn().PgConn().TxStatus() == 'I' {
 		return ErrNoTransaction
 	}
-	err := tx.QueryRow(ctx, sql, args...).Scan(answer)
-	if sqlstate(err) == "LF001" { // for good
+	err := tx.QueryRow(ctx, call, args...).Scan(answer)
+	switch {
+	case sqlstate(err) == "LF001": // for good
 		s.end(err)
+	case errors.Is(err, pgx.ErrTxClosed), errors.Is(err, sql.ErrTxDone):
+		return fmt.Errorf("%w: %w", ErrNoTransaction, err)
 	}
 	return s.judge(err)
 }

@@ -89,16 +89,13 @@ func try[T any](ctx context.Context, l *Leases, session, sql string, args ...any
 	return rows, err
 }
 
-// hangUp closes the second connection, unless a call has begun meanwhile.
+// hangUp closes the second connection, once no call is under way.
 func (s *second) hangUp() {
-	select {
-	case s.turn <- struct{}{}:
-		if s.conn != nil {
-			hangUp(s.conn)
-			s.conn = nil
-		}
-		<-s.turn
-	default:
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	if s.conn != nil {
+		hangUp(s.conn)
+		s.conn = nil
 	}
 }
 

@@ -19,7 +19,7 @@ const (
 	read = `SELECT coalesce(max(position), $2) FROM (SELECT position FROM events WHERE partition = $1 AND position > $2
 		AND position < eskit_lease.position_horizon() ORDER BY position LIMIT 50) AS batch`
 	write = `INSERT INTO ledger (position, account, cents, consumer) SELECT position, account, cents, $4 FROM events
-		WHERE partition = $1 AND position > $2 AND position <= $3`
+		WHERE partition = $1 AND position > $2 AND position <= $3 ORDER BY position`
 )
 
 var (

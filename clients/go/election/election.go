@@ -15,10 +15,11 @@ import (
 
 // Callbacks are told what becomes of the leadership.
 type Callbacks struct {
-	// OnStartedLeading is the work of the leader. Its context is cancelled when the leadership ends. Only once it has
-	// returned can another process lead. To return earlier ends no leadership, except while the keeper drains.
+	// OnStartedLeading is the work of the leader. Its context is cancelled when the leadership ends. The lease is
+	// released once it has returned. To return earlier ends no leadership, except while the keeper drains.
 	OnStartedLeading func(ctx context.Context, lead *lease.Lead)
-	// OnStoppedLeading is called when Run returns, even if this process never led.
+	// OnStoppedLeading is called once in each Run, even if this process never led. It does not wait for
+	// OnStartedLeading to return: to end the process here is a way to stop work that heeds no context.
 	OnStoppedLeading func()
 	// OnNewLeader is called with the name of each new leader, also with this process's own. May be nil.
 	OnNewLeader func(name string)
@@ -43,7 +44,7 @@ type Elector struct {
 	Config
 	mu     sync.Mutex
 	leader string
-	leads  bool
+	lead   *lease.Lead // while this process leads
 }
 
 // New returns an elector, or what its config lacks.
@@ -65,32 +66,55 @@ func New(config Config) (*Elector, error) {
 	return &Elector{Config: config}, nil
 }
 
-// Run waits for leadership, leads, and returns when the leadership has ended; or when ctx is done. Call it again to
-// take part again.
+// Run waits for leadership, leads, and returns when the leadership, and the work, has ended; or when ctx is done. Call
+// it again to take part again.
 func (e *Elector) Run(ctx context.Context) error {
-	defer e.Callbacks.OnStoppedLeading()
+	leading, lead, err := e.win(ctx)
+	if err != nil {
+		e.Callbacks.OnStoppedLeading()
+		return err
+	}
+	defer lead.Release()
+	e.learn(e.Leases.Name(), lead)
+	worked := make(chan struct{})
+	go func() {
+		defer close(worked)
+		e.Callbacks.OnStartedLeading(leading, lead)
+	}()
+	err = e.stopped(leading, worked)
+	e.learn("", nil)
+	e.Callbacks.OnStoppedLeading()
+	<-worked
+	return err
+}
+
+// win waits for leadership, and watches who leads meanwhile.
+func (e *Elector) win(ctx context.Context) (context.Context, *lease.Lead, error) {
 	watching, stop := context.WithCancel(ctx)
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
 		e.watch(watching)
 	}()
-	leading, lead, err := e.Leases.Lead(ctx, e.Name)
-	stop()
-	<-watched
-	if err != nil {
-		return err
-	}
-	defer lead.Release()
-	e.learn(e.Leases.Name(), true)
-	defer e.learn("", false)
-	e.Callbacks.OnStartedLeading(leading, lead)
+	defer func() {
+		stop()
+		<-watched
+	}()
+	return e.Leases.Lead(ctx, e.Name)
+}
+
+// stopped waits until the leadership has ended, or the work has while the keeper drains. It returns why.
+func (e *Elector) stopped(leading context.Context, worked <-chan struct{}) error {
 	select {
 	case <-leading.Done():
-		return context.Cause(leading)
-	case <-e.Leases.Draining():
-		return lease.ErrClosed
+	case <-worked:
+		select {
+		case <-leading.Done():
+		case <-e.Leases.Draining():
+			return lease.ErrClosed
+		}
 	}
+	return context.Cause(leading)
 }
 
 // RunForever takes part again and again, until ctx is done or the keeper is closed.
@@ -113,7 +137,7 @@ func (e *Elector) GetLeader() string {
 func (e *Elector) IsLeader() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.leads
+	return e.lead != nil && e.lead.Trusted()
 }
 
 // watch asks for the leader until ctx is done.
@@ -123,7 +147,7 @@ func (e *Elector) watch(ctx context.Context) {
 		err := e.DB.QueryRow(ctx, `SELECT consumer FROM eskit_lease.leases
 			WHERE resource = $1::text AND state = 'held'`, e.Name).Scan(&leader)
 		if err == nil && ctx.Err() == nil {
-			e.learn(leader, false)
+			e.learn(leader, nil)
 		}
 		select {
 		case <-time.After(e.RetryPeriod):
@@ -133,12 +157,12 @@ func (e *Elector) watch(ctx context.Context) {
 }
 
 // learn notes who leads, and tells of a new leader.
-func (e *Elector) learn(leader string, leads bool) {
+func (e *Elector) learn(leader string, lead *lease.Lead) {
 	e.mu.Lock()
-	is := e.leader != leader
-	e.leader, e.leads = leader, leads
+	isNew := e.leader != leader
+	e.leader, e.lead = leader, lead
 	e.mu.Unlock()
-	if is && leader != "" && e.Callbacks.OnNewLeader != nil {
+	if isNew && leader != "" && e.Callbacks.OnNewLeader != nil {
 		e.Callbacks.OnNewLeader(leader)
 	}
 }

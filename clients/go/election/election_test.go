@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"eskit.dev/lease"
@@ -21,13 +23,14 @@ const ttl = 2 * time.Second
 
 var unique = fmt.Sprintf("go-election-%d-%d-", os.Getpid(), time.Now().Unix())
 
-func open(t *testing.T, name string) *lease.Leases {
+func open(t *testing.T, name string, options ...lease.Option) *lease.Leases {
 	t.Helper()
 	dsn := os.Getenv("DATABASE_URL")
 	if dsn == "" {
 		t.Skip("DATABASE_URL is not set")
 	}
-	l, err := lease.Open(t.Context(), dsn, lease.WithName(unique+name), lease.WithTTL(ttl))
+	options = append([]lease.Option{lease.WithName(unique + name), lease.WithTTL(ttl)}, options...)
+	l, err := lease.Open(t.Context(), dsn, options...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +183,88 @@ func TestStoppedWithoutHavingLed(t *testing.T) {
 	<-a.done
 }
 
-// N instances, M subscriptions: one is killed, one drains, and each subscription always has at most one leader.
+// The leader's own TTL counts, not that of the candidate that waits.
+func TestTheLeadersOwnTTLCounts(t *testing.T) {
+	gone := open(t, "gone", lease.WithConnect(onlyUntil(t, time.Now().Add(ttl))))
+	a := run(t, gone, unique+t.Name(), nil)
+	eventually(t, "a leads", a.IsLeader)
+	b := run(t, open(t, "b", lease.WithTTL(10*ttl)), unique+t.Name(), nil)
+	eventually(t, "b leads", b.IsLeader) // within 3 of the leader's TTLs
+	if err := <-a.done; !errors.Is(err, lease.ErrLost) || a.stopped.Load() != 1 {
+		t.Error(err)
+	}
+	b.cancel()
+	<-b.done
+}
+
+// onlyUntil makes connections of which none is left after a time, and no new one can be made.
+func onlyUntil(t *testing.T, end time.Time) func(context.Context) (*pgx.Conn, error) {
+	return func(ctx context.Context) (*pgx.Conn, error) {
+		if time.Now().After(end) {
+			return nil, errors.New("no network")
+		}
+		conn, err := pgx.Connect(ctx, os.Getenv("DATABASE_URL"))
+		if err == nil {
+			cut := time.AfterFunc(time.Until(end), func() { _ = conn.PgConn().Conn().Close() })
+			t.Cleanup(func() { cut.Stop() })
+		}
+		return conn, err
+	}
+}
+
+// A candidacy that is cancelled leaves no lease behind, whichever call is under way.
+func TestReleaseOnCancellation(t *testing.T) {
+	la, lb := open(t, "a"), open(t, "b")
+	name := unique + t.Name()
+	for range 30 {
+		a := run(t, la, name, nil)
+		time.Sleep(time.Duration(rand.IntN(10_000)) * time.Microsecond)
+		a.cancel()
+		<-a.done
+		if a.stopped.Load() != 1 {
+			t.Error("OnStoppedLeading was called", a.stopped.Load(), "times")
+		}
+		eventually(t, "it is free", func() bool {
+			_, lead, err := lb.TryLead(t.Context(), name)
+			lead.Release()
+			return err == nil && lead != nil
+		})
+	}
+}
+
+// OnStoppedLeading does not wait for work that heeds no context; the lease does.
+func TestStoppedBeforeTheWorkEnds(t *testing.T) {
+	la, lb := open(t, "a"), open(t, "b")
+	working, stopped, end := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	e, err := election.New(election.Config{Leases: la, Name: unique + t.Name(), Callbacks: election.Callbacks{
+		OnStartedLeading: func(context.Context, *lease.Lead) {
+			close(working)
+			<-end
+		},
+		OnStoppedLeading: func() { close(stopped) },
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- e.Run(ctx) }()
+	<-working
+	cancel()
+	<-stopped
+	if _, lead, err := lb.TryLead(t.Context(), unique+t.Name()); lead != nil || err != nil || e.IsLeader() {
+		t.Error("released before the work ended", err)
+	}
+	close(end)
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if _, lead, err := lb.TryLead(t.Context(), unique+t.Name()); lead == nil {
+		t.Error("not released", err)
+	}
+}
+
+// N instances, M subscriptions, in one process: one closes, one drains, and each subscription always has at most one leader.
 func TestInstancesAndSubscriptions(t *testing.T) {
 	const instances, subscriptions = 3, 6
 	var leases [instances]*lease.Leases
