@@ -9,6 +9,7 @@ from adverse import adverse
 from bloat import bloat
 from bulk import bulk
 from crowd import crowd
+from elections import elections
 from expiry import expiry
 from fenced import fenced
 from gauges import gauges
@@ -35,6 +36,7 @@ PARTS = {
     "fenced": fenced,
     "handover": handover,
     "keeper": keeper,
+    "elections": elections,
     "news": news,
     "expiry": expiry,
     "grants": grants,
