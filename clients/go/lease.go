@@ -147,7 +147,7 @@ func (l *Leases) awaitFirst(ctx context.Context) error {
 	if cannotWatch(err) {
 		return fmt.Errorf("lease: cannot watch %s: %w", l.watch, err)
 	}
-	return nil // another failure is the keeper's to mend
+	return context.Cause(ctx) // another failure is the keeper's to mend
 }
 
 func newLeases(dsn string, options []Option) *Leases {
