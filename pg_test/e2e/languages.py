@@ -16,7 +16,7 @@ DRIVERS = Path(__file__).parent / "drivers"
 JAR = READY / "java/usr/share/java/postgresql.jar"
 
 CONSUMERS = {
-    "python": [sys.executable, EXAMPLES / "python/consumer.py"],
+    "python": ["env", f"PYTHONPATH={ROOT / 'clients/python'}", sys.executable, EXAMPLES / "python/consumer.py"],
     "typescript": ["node", READY / "typescript/dist/consumer.js"],
     "rust": [READY / "rust/debug/consumer"],
     "java": ["java", "-cp", JAR, EXAMPLES / "java/Consumer.java"],
