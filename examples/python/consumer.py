@@ -1,11 +1,10 @@
 """A competing consumer with psycopg 3: applies the events of its partitions. ../README.md explains it."""
 
-import asyncio
 import contextlib
 import os
 
 import psycopg
-from eskit_lease import Closed, Leases
+from eskit_lease.sync import Closed, Leases
 from psycopg.rows import namedtuple_row
 
 DATABASE_URL = os.environ["DATABASE_URL"]
@@ -20,29 +19,34 @@ READ = """SELECT position, account, cents FROM events
 APPLY = "INSERT INTO ledger (position, account, cents, consumer) VALUES (%s, %s, %s, %s)"
 
 
-async def apply_batch(db, partition):
+class Connection(psycopg.Connection):
+    def wait(self, gen, interval=0.1, timeout=TTL):  # bounds the wait for each answer, which has no limit by default
+        try:
+            return super().wait(gen, interval, timeout)
+        except psycopg.OperationalError as error:
+            if error.sqlstate is None:  # no error of the server: the connection is lost
+                self.close()
+            raise
+
+
+def apply_batch(db, partition):
     """Applies the next events and moves the position, in one fenced transaction. Returns the events."""
-    async with partition.transaction(db):
-        done = await partition.position(db)
-        batch = await (await db.execute(READ, (partition.partition, done))).fetchall()
-        if batch and await partition.commit(db, batch[-1].position, expected=done):
-            await db.cursor().executemany(APPLY, [(*event, CONSUMER) for event in batch])
+    with partition.transaction(db):
+        done = partition.position(db)
+        batch = db.execute(READ, (partition.partition, done)).fetchall()
+        if batch and partition.commit(db, batch[-1].position, expected=done):
+            db.cursor().executemany(APPLY, [(*event, CONSUMER) for event in batch])
     return batch
 
 
-async def work(partition):
-    async with await psycopg.AsyncConnection.connect(DATABASE_URL, **SETTINGS) as db:
+def work(partition):
+    with Connection.connect(DATABASE_URL, **SETTINGS) as db:
         while not partition.draining:
-            if not await asyncio.wait_for(apply_batch(db, partition), TTL):  # a network may be cut off without notice
-                await partition.news()
+            if not apply_batch(db, partition):
+                partition.news()
 
 
-async def main():
-    leases = Leases(DATABASE_URL, name=CONSUMER, takeover=True, ttl=TTL, watch="events")
+with Leases(DATABASE_URL, name=CONSUMER, takeover=True, ttl=TTL, watch="events") as leases:
     leases.drain_on_signals(TTL)
     with contextlib.suppress(Closed):  # a signal came before it could join
-        async with leases:
-            await leases.join(os.environ.get("CONSUMER_GROUP", "ledger"), work)
-
-
-asyncio.run(main())
+        leases.join(os.environ.get("CONSUMER_GROUP", "ledger"), work)

@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import struct
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from psycopg import conninfo
 from eskit_lease import Leases
 
 TTL = 2.0
+LIMIT = 60.0  # seconds of an async test; the `timeout` of pyproject.toml ends one that does not let itself be cancelled
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -27,8 +29,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), 60))
+
+    async def bounded() -> None:
+        telling = asyncio.get_running_loop().call_later(LIMIT - 1, tell_tasks)
+        await asyncio.wait_for(pyfuncitem.obj(**given), LIMIT)
+        telling.cancel()
+
+    asyncio.run(bounded())
     return True
+
+
+def tell_tasks() -> None:
+    for task in asyncio.all_tasks():
+        print(task, file=sys.stderr)
+        task.print_stack()
 
 
 class Database:

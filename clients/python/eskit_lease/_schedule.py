@@ -1,0 +1,55 @@
+"""When each job of a schedule was last run, kept in the database for the adapters of schedulers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from .sync import Lead
+
+CREATE = """CREATE TABLE IF NOT EXISTS eskit_lease_schedule (
+                schedule text, job text, ran_at timestamptz NOT NULL, PRIMARY KEY (schedule, job))"""
+LAST = "SELECT job, ran_at FROM eskit_lease_schedule WHERE schedule = %s"
+RECORD = """INSERT INTO eskit_lease_schedule VALUES (%s, %s, %s)
+            ON CONFLICT (schedule, job) DO UPDATE SET ran_at = excluded.ran_at"""
+
+Connections = Callable[[], contextlib.AbstractContextManager[psycopg.Connection[Any]]]
+
+
+class Schedule:
+    """The leader of a schedule records each run before it begins, under its fence. So a fire time runs at most once in
+    the fleet, whichever process was killed, stopped or cut off.
+
+    The table has to be in the search path. If it is missing, the first leader makes it.
+    """
+
+    def __init__(self, name: str, connections: Connections) -> None:
+        self.name, self._connections = name, connections
+
+    def prepare(self) -> None:
+        """Makes the table. A leader does this, as two processes at once would disturb each other."""
+        with self._connections() as db:
+            with db.transaction():
+                if db.execute("SELECT to_regclass('eskit_lease_schedule')").fetchone() == (None,):
+                    db.execute(CREATE)
+
+    def last(self) -> dict[str, datetime]:
+        """Returns when each job was last run."""
+        with self._connections() as db, db.transaction():
+            return dict(db.execute(LAST, (self.name,)).fetchall())
+
+    def record(self, lead: Lead, job: str, times: list[datetime]) -> list[datetime]:
+        """Records runs of a job, and returns those that were not recorded before: run them, and no others.
+
+        Raises `Lost`, `Refused` or `Unsure`, or the driver's error; then run none.
+        """
+        with self._connections() as db, lead.transaction(db):
+            last = dict(db.execute(LAST + " AND job = %s", (self.name, job)).fetchall()).get(job)
+            new = [time for time in times if last is None or time > last]
+            if new:
+                db.execute(RECORD, (self.name, job, max(new)))
+        return new
