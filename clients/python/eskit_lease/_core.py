@@ -62,7 +62,7 @@ class Core:
     _started: bool = False
     _connected: bool = False
     is_draining: bool = False
-    _closed: bool = False
+    is_closed: bool = False
     _call: _Call | None = None
     _heard: float = NEVER  # when the newest call that was answered was made
     _handed_out: bool = False  # scopes may be trusting
@@ -78,12 +78,8 @@ class Core:
 
     # ---- what others ask ----
 
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
     def state(self, now: float) -> str:
-        if self._closed:
+        if self.is_closed:
             return "closed"
         if self.session is None:
             return "lost" if self._had_session else "starting"
@@ -93,7 +89,7 @@ class Core:
 
     def deadline(self) -> float | None:
         """Returns when the next `tick` is needed; None if never."""
-        if self._closed or not self._started:
+        if self.is_closed or not self._started:
             return None
         times = []
         if self._handed_out:
@@ -185,7 +181,7 @@ class Core:
         """The session was closed, or shall end by itself."""
         cancel = [Action("cancel")] if self._handed_out else []
         disconnect = [Action("disconnect")] if self._connected else []
-        self._closed, self._handed_out, self._connected, self._call, self.session = True, False, False, None, None
+        self.is_closed, self._handed_out, self._connected, self._call, self.session = True, False, False, None, None
         self.trusted_until = NEVER
         return cancel + disconnect
 
@@ -193,7 +189,7 @@ class Core:
 
     def _go_on(self, now: float) -> list[Action]:
         """Makes the next connection or call, if its time has come."""
-        if self._closed or self._call is not None:
+        if self.is_closed or self._call is not None:
             return []
         if not self._connected:
             if self._next_connect is None or now < self._next_connect:

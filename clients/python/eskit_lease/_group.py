@@ -16,7 +16,7 @@ from ._scope import Fenced
 
 JOIN = "SELECT eskit_lease.group_join(%s::text, %s::uuid) AS generation"
 LEAVE = "SELECT eskit_lease.group_leave(%s::text, %s::uuid) AS done"
-ASSIGNMENT = "SELECT partition, fence, state, revoke_in FROM eskit_lease.group_assignment(%s::text, %s::uuid)"
+ASSIGNMENT = "SELECT partition, fence, state FROM eskit_lease.group_assignment(%s::text, %s::uuid)"
 RELEASE = "SELECT eskit_lease.group_release(%s::text, %s::int, %s::bigint) AS done"
 POSITION = Statement("SELECT eskit_lease.cursor_position(CAST(%s AS text), CAST(%s AS int))", reads=True)
 COMMIT = Statement(
@@ -87,6 +87,9 @@ class Member(Crew[Partition]):
             partition = Partition(self.keeper, self.name, number, fence, session)
             if number not in self.at_work and self.begin(number, partition):
                 self.keeper.spawn(self._serve(partition))
+        for row in rows:
+            if row["state"] == "revoking" and row["partition"] not in self.at_work:
+                await self.keeper.give_back(session, RELEASE, self.name, row["partition"], row["fence"])
         return None
 
     def wind_up(self) -> None:

@@ -80,11 +80,11 @@ class Leading(Tenure["Lead | None"]):
                 lead.cancel(f"the lease is lost: {answer['reason']}")
 
     async def _give_back(self, session: str, lead: Lead | None) -> None:
+        keeper = self.keeper
         if lead is not None:
             lead._end()
-            done = await self.keeper.give_back(session, RELEASE, self.name, lead.fence)
-        else:
-            done = not session or await self.keeper.give_back(session, CANCEL, self.name, session)
-        if not done:
-            # Lost under this fence, or granted meanwhile: the session may hold it under another fence.
-            await self.keeper.give_back(session, RELEASE_ANY, self.name, session)
+            if await keeper.give_back(session, RELEASE, self.name, lead.fence):
+                return
+        # Not granted so far, or lost: there may be a place in line, or the lease under another fence.
+        if session and not await keeper.give_back(session, CANCEL, self.name, session):
+            await keeper.give_back(session, RELEASE_ANY, self.name, session)

@@ -11,6 +11,8 @@ from ._drivers import Statement, block, block_sync, fetch, fetch_sync
 from ._errors import FENCE_REFUSED, Unsure, is_answer, meaning, sqlstate_of
 
 FENCE_CHECK = Statement("SELECT eskit_lease.fence_check(CAST(%s AS text), CAST(%s AS bigint))")
+# Fails if the transaction has. Drivers do not tell that a COMMIT was answered by ROLLBACK.
+STILL_GOOD = Statement("SELECT 1")
 
 Call = tuple[Any, ...]  # a statement and its parameters
 
@@ -60,6 +62,8 @@ class Working(abc.ABC):
                 yield tx
                 if last is not None:
                     await self._fetch(tx, *last)
+                else:
+                    await fetch(tx, STILL_GOOD)
                 commit.is_next = True
 
     @contextlib.contextmanager
@@ -71,6 +75,8 @@ class Working(abc.ABC):
             yield tx
             if last is not None:
                 self._fetch_sync(tx, *last)
+            else:
+                fetch_sync(tx, STILL_GOOD)
             commit.is_next = True
 
     @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -122,6 +123,11 @@ async def test_transaction(live: Database, connect: Any) -> None:
                 async with lead.transaction(db) as tx:
                     await run(tx, f"SELECT eskit_lease.fence_check('{live.name}', {lead.fence - 1})")
             assert raised.value.sqlstate == "LF001"
+            with pytest.raises(Exception, match="aborted"):  # else a COMMIT that is answered by ROLLBACK
+                async with lead.transaction(db) as tx:
+                    await run(tx, insert)
+                    with contextlib.suppress(Exception):
+                        await run(tx, "SELECT 1 / 0")
             assert lead.trusted
         assert live.value("SELECT count(*) FROM kit_test WHERE test = %s", live.name) == 1
 
@@ -221,13 +227,37 @@ def run_sync(db: Any, sql: str) -> None:
 
 
 @each_sync
-def test_guard_without_asyncio(live: Database, connect: Any) -> None:
-    with sync.Leases(live.dsn, ttl=TTL) as leases, leases.lead(live.name) as lead:
-        with connect(live.dsn, False) as db:
-            lead.guard(db)
-        with connect(live.dsn, True) as db:
-            with pytest.raises(RuntimeError, match="no transaction"):
-                lead.guard(db)
+def test_guard_and_commit_without_asyncio(live: Database, connect: Any) -> None:
+    live.execute("SELECT eskit_lease.group_create(%s, 1)", live.name)
+    told: list[BaseException | None] = []
+
+    def work(partition: sync.Partition) -> None:
+        try:
+            with connect(live.dsn, False) as db:
+                partition.guard(db)
+                position = partition.position(db)
+                assert partition.commit(db, position + 1, position)
+            with connect(live.dsn, True) as db:
+                with pytest.raises(RuntimeError, match="no transaction"):
+                    partition.commit(db, 9, 0)
+                with pytest.raises(RuntimeError, match="no transaction"):
+                    partition.guard(db)
+            told.append(None)
+        except BaseException as error:
+            told.append(error)
+        draining.set()
+
+    draining = threading.Event()
+    with sync.Leases(live.dsn, ttl=TTL) as leases:
+
+        def drain() -> None:
+            draining.wait(20)
+            leases.drain(5)
+
+        threading.Thread(target=drain).start()
+        leases.join(live.name, work)
+    assert told == [None]
+    assert live.value("SELECT eskit_lease.cursor_position(%s, 0)", live.name) < 9
 
 
 @each_sync
@@ -244,6 +274,12 @@ def test_transaction_without_asyncio(live: Database, connect: Any) -> None:
             with pytest.raises(Refused):
                 with lead.transaction(db) as tx:
                     run_sync(tx, f"SELECT eskit_lease.fence_check('{live.name}', {lead.fence - 1})")
+            with pytest.raises(Exception, match="aborted"):
+                with lead.transaction(db) as tx:
+                    run_sync(tx, insert)
+                    with contextlib.suppress(Exception):
+                        run_sync(tx, "SELECT 1 / 0")
+            assert lead.trusted
             live.force(live.name)
             with pytest.raises((Refused, Lost)):
                 while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -238,6 +239,63 @@ async def test_a_statement_timeout_ends_no_session(live: Database) -> None:
     async with live.leases(dsn, ttl=2) as leases, leases.lead(live.name) as lead:
         await asyncio.sleep(4)
         assert lead.trusted
+
+
+async def test_a_refusal_says_nothing_about_trust(live: Database) -> None:
+    async with live.leases() as one, live.leases() as other, one.lead(live.name):
+        waiting = asyncio.ensure_future(lead_once(other, live.name))
+        async with other.lead(f"{live.name} x") as lead:
+            await until(lambda: live.value("SELECT count(*) FROM eskit_lease.waiters WHERE resource = %s", live.name))
+            await asyncio.sleep(0.1)
+            assert lead.trusted
+        waiting.cancel()
+
+
+async def test_a_refusal_without_a_place_in_line_is_asked_again(live: Database) -> None:
+    async with live.leases(ttl=30) as leases, await live.connect() as db:
+        session = live.value("SELECT session FROM eskit_lease.session_open(%s, '1 min')", f"{live.name} x")
+        async with db.transaction(force_rollback=True):
+            await db.execute("SELECT eskit_lease.lease_acquire(%s, %s)", (live.name, session))
+            waiting = asyncio.ensure_future(lead_once(leases, live.name))
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+        assert await asyncio.wait_for(waiting, 5)
+        live.execute("SELECT eskit_lease.session_close(%s)", session)
+
+
+async def test_a_lease_that_came_back_under_another_fence_is_given_back(live: Database) -> None:
+    async with live.leases() as leases:
+        with pytest.raises(Lost):
+            async with leases.lead(live.name) as lead:
+                live.force(live.name)
+                assert live.value("SELECT fence FROM eskit_lease.lease_acquire(%s, %s)", live.name, lead.session)
+                await asyncio.sleep(10)
+        held = "SELECT count(*) FROM eskit_lease.leases WHERE resource = %s AND state = 'held'"
+        assert live.value(held, live.name) == 0
+
+
+async def test_a_connection_that_is_made_too_late_is_closed(live: Database) -> None:
+    made: list[psycopg.AsyncConnection[Any]] = []
+
+    async def make() -> psycopg.AsyncConnection[Any]:
+        await asyncio.sleep(0.3)
+        made.append(await live.connect())
+        return made[0]
+
+    async def connect() -> psycopg.AsyncConnection[Any]:
+        making = asyncio.ensure_future(make())
+        while not making.done():  # it does not let itself be cancelled
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({making})
+        return making.result()
+
+    leases = Leases(connect, ttl=TTL)
+    opening = asyncio.ensure_future(leases.open())
+    await asyncio.sleep(0.1)
+    await leases.close()
+    with pytest.raises(Closed):
+        await opening
+    await until(lambda: made and made[0].closed)
 
 
 # ---- how a commit ends ----

@@ -130,6 +130,21 @@ async def test_a_member_that_is_cut_off_joins_again(live: Database) -> None:
         joining.cancel()
 
 
+async def test_a_partition_that_moves_before_its_work_begins_is_released(live: Database) -> None:
+    live.execute("SELECT eskit_lease.group_create(%s, 2)", live.name)
+    async with live.leases() as leases:
+        live.execute("SELECT eskit_lease.group_join(%s, %s)", live.name, leases.session)
+        await until(lambda: live.value(OWNED, live.name, leases.name) == 2)
+        other = live.value("SELECT session FROM eskit_lease.session_open(%s, '1 min')", f"{live.name} x")
+        live.execute("SELECT eskit_lease.group_join(%s, %s)", live.name, other)
+        member = Member(leases)
+        joining = asyncio.ensure_future(leases.join(live.name, member.serve))
+        await until(lambda: live.value(OWNED, live.name, f"{live.name} x") == 1, 10)
+        assert len(member.begun) == 1
+        joining.cancel()
+        live.execute("SELECT eskit_lease.session_close(%s)", other)
+
+
 # ---- items ----
 
 
