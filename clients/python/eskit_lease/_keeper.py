@@ -171,7 +171,7 @@ class Keeper(Waiting):
         """Runs a statement that gives something back, and says whether it has. Nothing is left to give back once the
         session has ended, or is about to."""
         try:
-            rows = [] if self.closing else await self.call(session, sql, *params)
+            rows = [] if self.closing else await self.call(session, self._limited(sql), *params)
             return not rows or bool(rows[0]["done"])
         except (Lost, Closed):
             return True
@@ -183,8 +183,13 @@ class Keeper(Waiting):
     async def give_up_session(self, session: str) -> None:
         """Ends the session, where nothing else makes sure of what it holds. Another one opens."""
         with contextlib.suppress(Lost, Closed):
-            await self.call(session, CLOSE, session)
+            await self.call(session, self._limited(CLOSE), session)
             self._hear(session, time.monotonic(), Answer(alive=False))
+
+    def _limited(self, sql: str) -> str:
+        """Returns a statement, which must have no FROM, with a limit to its wait for transactions under a fence. When a
+        call is given up, the server does not notice, and would go on waiting."""
+        return f"{sql} FROM set_config('lock_timeout', '{self._core.ttl_ms // 4} ms', true)"
 
     def _require(self, session: str) -> None:
         if self._core.session != session:
@@ -382,7 +387,7 @@ class Keeper(Waiting):
 
     async def _close_session(self, session: str) -> None:
         try:
-            await self.call(session, CLOSE, session)
+            await self.call(session, self._limited(CLOSE), session)
             # The wait answers that the session has ended, and its connection can be closed with a farewell.
             await self.until(lambda: self._core.is_closed, FAREWELL)
         except (Lost, Closed):

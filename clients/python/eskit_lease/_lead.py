@@ -12,7 +12,7 @@ from ._tenure import Tenure
 ACQUIRE = """SELECT granted, fence, trust_ms, reason
              FROM eskit_lease.lease_acquire(%s::text, %s::uuid, queue => %s::boolean)"""
 RELEASE = "SELECT eskit_lease.lease_release(%s::text, %s::bigint) AS done"
-RELEASE_ANY = "SELECT released AS done FROM eskit_lease.lease_release_many(ARRAY[%s::text], %s::uuid)"
+RELEASE_ANY = "SELECT (eskit_lease.lease_release_many(ARRAY[%s::text], %s::uuid)).released AS done"
 CANCEL = "SELECT eskit_lease.lease_cancel(%s::text, %s::uuid) AS done"
 
 

@@ -274,6 +274,24 @@ async def test_a_lease_that_came_back_under_another_fence_is_given_back(live: Da
         assert live.value(held, live.name) == 0
 
 
+async def test_a_release_that_must_wait_keeps_one_connection(live: Database) -> None:
+    """A transaction under the fence is still open, as on a connection that was cut off."""
+    dsn = f"{live.dsn}?application_name={live.name}"
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND wait_event_type = 'Lock'"
+
+    async def lead_and_leave() -> None:
+        async with leases.lead(live.name) as lead:
+            await lead.guard(db)
+
+    async with live.leases(dsn) as leases, await live.connect(autocommit=False) as db:
+        leading = asyncio.ensure_future(lead_and_leave())
+        await asyncio.sleep(2 * TTL)
+        assert live.value(waits, live.name) <= 1
+        assert not leading.done()
+        await db.rollback()
+        await asyncio.wait_for(leading, 5)
+
+
 async def test_a_connection_that_is_made_too_late_is_closed(live: Database) -> None:
     made: list[psycopg.AsyncConnection[Any]] = []
 
