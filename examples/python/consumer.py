@@ -35,7 +35,8 @@ def apply_batch(db, partition):
         done = partition.position(db)
         batch = db.execute(READ, (partition.partition, done)).fetchall()
         if batch and partition.commit(db, batch[-1].position, expected=done):
-            db.cursor().executemany(APPLY, [(*event, CONSUMER) for event in batch])
+            for event in batch:
+                db.execute(APPLY, (*event, CONSUMER))
     return batch
 
 
