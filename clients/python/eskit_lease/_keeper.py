@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import psycopg
 
 from ._core import Action, Answer, Core
-from ._errors import FENCE_REFUSED, SERVER_STATE, SESSION_ENDED, Closed, Lost
+from ._errors import FENCE_REFUSED, SESSION_ENDED, Closed, Lost
 from ._line import Broken, Connect, Errands, Line, Row
 from ._waiting import Waiting
 
@@ -158,7 +158,7 @@ class Keeper(Waiting):
                 if not repeat:
                     raise
             except psycopg.Error as error:
-                await self._hear_error(session, error)
+                self._hear_error(session, error)
                 if not repeat or error.sqlstate not in REPEATED:
                     raise
             else:
@@ -197,15 +197,10 @@ class Keeper(Waiting):
         if time.monotonic() > self._calls_until:
             raise Closed("the keeper is closed")
 
-    async def _hear_error(self, session: str, error: psycopg.Error) -> None:
-        """Raises `Lost` if the error says that the session has ended. 55000 says so of a server before 0.3.0 alone, so
-        the session is asked."""
+    def _hear_error(self, session: str, error: psycopg.Error) -> None:
+        """Raises `Lost` if the error says that the session has ended. 55000 may mean other things here."""
         if error.sqlstate == SESSION_ENDED:
             self._hear(session, time.monotonic(), Answer(alive=False))
-        elif error.sqlstate == SERVER_STATE:
-            with contextlib.suppress(Broken, psycopg.Error):
-                sent, rows = await self._errands.call(BEAT, (session,), lambda: None)
-                self._hear(session, sent, answer_of(rows[0]))
         if self._core.session != session:
             raise Lost("the session has ended", sqlstate=error.sqlstate) from error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             if self._lead is not None:
                 delay = super().tick(*args, **given) or 0.0
                 self._lead.cancelled.wait(min(delay, self.max_interval))
-        except psycopg.Error as error:
+        except (psycopg.Error, TimeoutError) as error:
             self._complain(error)
         finally:
             self._is_ticking = False
@@ -96,11 +97,14 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         limit = max(2, int(ttl / 2))
         connect = partial(psycopg.connect, url, connect_timeout=limit, prepare_threshold=None)
         self._schedule, self._scope = Schedule(name, connect), contextlib.ExitStack()
-        self._leases = leases = Leases(url, ttl=ttl)
+        leases = Leases(url, ttl=ttl)
         leases.open()
+        self._leases = leases
         return leases
 
     def _complain(self, error: Exception) -> None:
         log.warning("celery beat: %s", error)
         if self._lead is not None:
             self._lead.cancelled.wait(PAUSE)
+        else:
+            time.sleep(PAUSE)

@@ -29,8 +29,9 @@ async def drain_group(
     wake: asyncio.Event | None = None,
     poll: float = 5.0,
 ) -> None:
-    """Delivers the events of a group whenever this process leads it, until the caller is cancelled, or the keeper
-    drains, which raises `Closed`.
+    """Delivers the events of a group whenever this process leads it, until the caller is cancelled.
+
+    Raises `Closed` once the keeper drains, and the errors of `batch` and of the driver: call it again after those.
 
     A batch is one transaction. No other bus of the group, of either kind, delivers before it has ended. If the process
     ends before the commit, the next bus delivers the batch again: at least once, as in pyfly.

@@ -362,17 +362,19 @@ async def test_a_queue_that_is_not_there(live: Database) -> None:
 
 async def test_a_key_runs_once(live: Database) -> None:
     runs: list[Execution] = []
+    told_other = asyncio.Event()
 
     async def effect(execution: Execution) -> dict[str, int]:
         runs.append(execution)
-        await asyncio.sleep(0.1)
+        await told_other.wait()
         return {"answer": 42}
 
     async with live.leases() as one, live.leases() as other:
         first = asyncio.ensure_future(one.once(live.name, effect))
         second = asyncio.ensure_future(one.once(live.name, effect))  # follows the first
-        await asyncio.sleep(0.05)
+        await until(lambda: runs)
         assert (await other.once(live.name, effect)).state == "running"
+        told_other.set()
         told, again = await first, await second
         assert (told.first, told.state, told.result) == (True, "done", {"answer": 42})
         assert (again.first, again.state, again.result) == (False, "done", {"answer": 42})
