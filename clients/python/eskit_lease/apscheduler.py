@@ -9,6 +9,7 @@ fleet.run(scheduler)
 from __future__ import annotations
 
 import threading
+import time
 from datetime import datetime
 from typing import Any
 
@@ -31,10 +32,12 @@ class Fleet:
     """
 
     def __init__(self, leases: Leases, name: str, connections: Connections) -> None:
-        """Args:
-        leases: the keeper, which is open when `run` is called.
-        name: the name of the lease.
-        connections: gives a connection of psycopg as a block: `pool.connection`, or a function that connects.
+        """Does nothing yet.
+
+        Args:
+            leases: the keeper, which is open when `run` is called.
+            name: the name of the lease.
+            connections: gives a connection of psycopg as a block: `pool.connection`, or a function that connects.
         """
         self._leases, self._schedule = leases, Schedule(name, connections)
         self._lead: Lead | None = None
@@ -93,7 +96,7 @@ class Fleet:
                 log.warning("apscheduler: %s: %s", job, error)
                 if lead.draining:
                     raise
-                lead.cancelled.wait(PAUSE)
+                time.sleep(PAUSE)
 
     def _set(self, lead: Lead | None, *, is_over: bool = False) -> None:
         with self._changed:
