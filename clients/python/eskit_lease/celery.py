@@ -22,7 +22,7 @@ from ._keeper import log
 from ._schedule import Schedule
 from .sync import Lead, Leases
 
-PAUSE = 1.0  # seconds, after an error of the database
+PAUSE = 1.0  # seconds: a signal that comes just as a wait begins is handled when the wait has ended
 
 
 class Scheduler(beat.Scheduler):  # type: ignore[misc]
@@ -47,7 +47,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                 self._begin()
             if self._lead is not None:
                 delay = super().tick(*args, **given) or 0.0
-                self._lead.cancelled.wait(min(delay, self.max_interval))
+                self._lead.cancelled.wait(min(delay, PAUSE))
         except (psycopg.Error, TimeoutError) as error:
             self._complain(error)
         finally:

@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 CLOSED = "the keeper is closed"
-MOMENT = 1.0  # seconds for what has nothing to wait for any more
+MOMENT = 1.0  # seconds
 
 T = TypeVar("T")
 S = TypeVar("S", bound=_scope.Scope)
@@ -321,7 +322,7 @@ class _Thread:
             loop, self._loop = self._loop, None
         if loop is None:
             return
-        concurrent.futures.wait(tuple(self._waiting), timeout=MOMENT)  # all verbs end with the keeper
+        concurrent.futures.wait(tuple(self._waiting), timeout=MOMENT)  # all verbs have ended with the keeper
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
         left = asyncio.all_tasks(loop)
@@ -342,6 +343,7 @@ class _Thread:
         running = self._start(work)
         self._waiting.add(running)
         try:
+            _wait(running)
             return running.result()
         except concurrent.futures.CancelledError:
             raise Closed(CLOSED) from None
@@ -373,10 +375,9 @@ class _Thread:
         holding = self._start(hold())
         holding.add_done_callback(tell)
         try:
-            value, left = given.result(timeout)
-        except concurrent.futures.TimeoutError:
-            holding.cancel()
-            raise TimeoutError(f"not within {timeout} s") from None
+            if not _wait(given, timeout):
+                raise TimeoutError(f"not within {timeout} s")
+            value, left = given.result()
         except BaseException:
             holding.cancel()
             raise
@@ -384,9 +385,10 @@ class _Thread:
             yield value
         except BaseException as error:
             self.call(_settle, left, error if _is_harmless(error) else asyncio.CancelledError())
-            concurrent.futures.wait({holding})
+            _wait(holding)
             raise
         self.call(_settle, left, None)
+        _wait(holding)
         with contextlib.suppress(concurrent.futures.CancelledError):  # the keeper is closed
             holding.result()
 
@@ -398,6 +400,22 @@ class _Thread:
                     raise Closed(CLOSED)
                 raise RuntimeError("the keeper's own thread must not wait for the keeper")
             return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+def _wait(future: concurrent.futures.Future[Any], timeout: float | None = None) -> bool:
+    """Waits for a future, and returns whether it is done.
+
+    In the main thread it waits for a moment at a time: Python handles a signal that comes just as a wait begins only
+    when this wait has ended.
+    """
+    deadline = float("inf") if timeout is None else time.monotonic() + timeout
+    longest = MOMENT if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
+    while not future.done():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        concurrent.futures.wait({future}, min(left, longest))
+    return True
 
 
 def _in_thread(function: Callable[[T], object], scope: T) -> Awaitable[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 import time
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from eskit_lease._errors import is_answer, meaning, sqlstate_of
 from eskit_lease._line import Broken, Line
 from eskit_lease._scope import Scope, interrupted_by
 from eskit_lease.sync import Leases as SyncLeases
+from eskit_lease.sync import _Thread
 
 
 def test_a_statement_has_the_notations_of_all_drivers() -> None:
@@ -119,6 +121,25 @@ async def test_a_keeper_that_is_not_open() -> None:
     await leases.close()
     with pytest.raises(Closed), SyncLeases().lead("x"):
         pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+def test_a_signal_is_handled_although_the_thread_waits() -> None:
+    """Also one that comes just as the wait begins: about one in 100 here."""
+    thread, told = _Thread(), asyncio.Event()
+
+    async def wait() -> None:
+        await told.wait()
+        told.clear()
+
+    former = signal.signal(signal.SIGALRM, lambda *_: thread.call(told.set))
+    try:
+        for number in range(300):
+            signal.setitimer(signal.ITIMER_REAL, (number % 100 + 1) / 1e6)
+            thread.run(wait())
+    finally:
+        signal.signal(signal.SIGALRM, former)
+        thread.stop()
 
 
 # ---- a line to a server that does not answer ----

@@ -234,7 +234,8 @@ def test_the_keepers_thread_does_not_wait_for_itself(live: Database) -> None:
 
 
 PROGRAM = """
-import os, sys
+import faulthandler, os, sys
+faulthandler.dump_traceback_later(30, exit=True)
 from eskit_lease.sync import Closed, Leases
 leases = Leases(os.environ["DATABASE_URL"], ttl=2)
 with leases:
@@ -250,7 +251,8 @@ with leases:
         print("closed", flush=True)
 """
 ASYNC_PROGRAM = """
-import asyncio, os, sys
+import asyncio, faulthandler, os, sys
+faulthandler.dump_traceback_later(30, exit=True)
 from eskit_lease import Closed, Leases
 async def main():
     async with Leases(os.environ["DATABASE_URL"], ttl=2) as leases:
