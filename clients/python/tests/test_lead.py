@@ -284,6 +284,7 @@ async def test_a_release_that_must_wait_keeps_one_connection(live: Database) -> 
             await lead.guard(db)
 
     async with live.leases(dsn) as leases, await live.connect(autocommit=False) as db:
+        await db.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
         leading = asyncio.ensure_future(lead_and_leave())
         await asyncio.sleep(2 * TTL)
         assert live.value(waits, live.name) <= 1
