@@ -19,7 +19,7 @@ CONSUMERS = {
     "python": ["env", f"PYTHONPATH={ROOT / 'clients/python'}", sys.executable, EXAMPLES / "python/consumer.py"],
     "typescript": ["node", READY / "typescript/dist/consumer.js"],
     "rust": [READY / "rust/debug/consumer"],
-    "java": ["java", "-cp", JAR, EXAMPLES / "java/Consumer.java"],
+    "java": ["java", "-cp", ROOT / "target/clients/java/lib/*", EXAMPLES / "java/Consumer.java"],
     "go": [READY / "go/consumer"],
     "bash": [EXAMPLES / "bash/consumer"],
 }
