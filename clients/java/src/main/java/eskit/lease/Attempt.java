@@ -1,6 +1,7 @@
 package eskit.lease;
 
 import eskit.lease.LeaseException.Lost;
+import eskit.lease.LeaseException.Unsure;
 import java.sql.SQLException;
 
 /** An attempt at a run-once key. */
@@ -27,6 +28,12 @@ public final class Attempt extends Scope {
      */
     public record Outcome(boolean first, String state, String result) {}
 
+    private static final String BEGIN =
+            "SELECT state, fence, result::text FROM eskit_lease.execution_begin(?::text, ?::uuid)";
+    private static final String FINISH = "SELECT eskit_lease.execution_finish(?::text, ?::bigint, ?::jsonb)";
+    private static final String FAIL =
+            "SELECT eskit_lease.execution_fail(?::text, ?::bigint, ?::text, retry => ?::boolean)";
+
     private record Begin(String state, long fence, String result) {}
 
     private Attempt(Keeper keeper, String key, String session, long fence) {
@@ -36,7 +43,7 @@ public final class Attempt extends Scope {
     static Outcome once(Keeper keeper, String key, Function function) throws Exception {
         Runnable turn = keeper.turns.take("once " + key, Core.ALWAYS);
         try {
-            for (; ; ) {
+            while (true) {
                 String session = keeper.trusted(Core.ALWAYS);
                 long noted = keeper.asks();
                 Begin begin = begin(keeper, key, session);
@@ -45,10 +52,9 @@ public final class Attempt extends Scope {
                     Attempt attempt = new Attempt(keeper, key, session, begin.fence);
                     if (keeper.begin(attempt)) return attempt.run(function);
                     // Asked again, the session gets this fence again. If it is not to ask again, the key is free.
-                    String free = "eskit_lease.execution_fail(?::text, ?::bigint, ?::text, retry => true)";
-                    if (keeper.isStopping()) attempt.end(free, "not begun");
+                    if (keeper.isStopping()) keeper.settle(session, FAIL, key, begin.fence, "not begun", true);
                 }
-                keeper.await(() -> keeper.asks() > noted, Keeper.now() + Math.min(1_000, keeper.ttl / 6));
+                keeper.await(() -> keeper.asks() > noted, keeper.retryAt());
             }
         } finally {
             turn.run();
@@ -57,16 +63,14 @@ public final class Attempt extends Scope {
 
     /** Begins an attempt; null if no answer came. Asked again, the session gets the fence of its own attempt again. */
     private static Begin begin(Keeper keeper, String key, String session) throws SQLException {
-        String sql = "SELECT state, fence, result::text FROM eskit_lease.execution_begin(?::text, ?::uuid)";
         try {
-            return keeper.once(
-                    session,
-                    c -> Line.row(
-                            c,
+            return keeper.rows(
+                            session,
                             row -> new Begin(row.getString(1), row.getLong(2), row.getString(3)),
-                            sql,
+                            BEGIN,
                             key,
-                            session));
+                            session)
+                    .get(0);
         } catch (SQLException error) {
             if (error instanceof Lost || Keeper.passes(error)) return null;
             throw error;
@@ -79,33 +83,20 @@ public final class Attempt extends Scope {
             try {
                 result = function.call(this);
             } catch (Throwable error) {
-                fail(error);
+                // The next call may run the function again, unless it is unknown how far this one came.
+                boolean known = !(error instanceof Lost) && !(error instanceof Unsure);
+                keeper.settle(session(), FAIL, name(), fence(), String.valueOf(error), known);
                 throw error;
             }
-            end("eskit_lease.execution_finish(?::text, ?::bigint, ?::jsonb)", result);
+            try {
+                keeper.repeat(session(), row -> true, FINISH, name(), fence(), result);
+            } catch (SQLException error) {
+                throw LeaseException.of(error);
+            }
             return new Outcome(true, "done", result);
         } finally {
             finish();
             keeper.end(this);
-        }
-    }
-
-    /** Lets the next call run the function again; but not if it is unknown how far the function came. */
-    private void fail(Throwable error) {
-        boolean known = !(error instanceof Lost) && !(error instanceof LeaseException.Unsure);
-        String sql = "SELECT eskit_lease.execution_fail(?::text, ?::bigint, ?::text, retry => ?::boolean)";
-        try {
-            keeper.repeat(session(), c -> Line.run(c, sql, name(), fence(), String.valueOf(error), known));
-        } catch (SQLException ended) { // the key is in doubt; the function's error tells more
-            error.addSuppressed(ended);
-        }
-    }
-
-    private void end(String call, String value) throws SQLException {
-        try {
-            keeper.repeat(session(), c -> Line.run(c, "SELECT " + call, name(), fence(), value));
-        } catch (SQLException error) {
-            throw LeaseException.of(error);
         }
     }
 }

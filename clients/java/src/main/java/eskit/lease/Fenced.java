@@ -4,6 +4,8 @@ import eskit.lease.LeaseException.Unsure;
 import java.sql.Connection;
 import java.sql.SQLException;
 import javax.sql.DataSource;
+import org.postgresql.core.BaseConnection;
+import org.postgresql.core.TransactionState;
 
 /** A scope whose transactions check its fence. */
 public abstract sealed class Fenced extends Scope permits Lead, Partition {
@@ -95,7 +97,12 @@ public abstract sealed class Fenced extends Scope permits Lead, Partition {
         }
     }
 
+    /** Nothing is unknown before COMMIT is sent. To a COMMIT that ROLLBACK answers, the driver raises no error. */
     private static void commit(Scope scope, Connection connection) throws SQLException {
+        if (connection.isClosed()) throw new SQLException("the connection broke before the commit", "08003");
+        if (connection.isWrapperFor(BaseConnection.class)
+                && connection.unwrap(BaseConnection.class).getTransactionState() == TransactionState.FAILED)
+            throw new SQLException("the transaction has failed, so it cannot commit", "25P02");
         try {
             connection.commit();
         } catch (SQLException error) {

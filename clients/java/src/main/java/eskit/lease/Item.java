@@ -1,11 +1,14 @@
 package eskit.lease;
 
+import static eskit.lease.Line.now;
+
+import java.lang.System.Logger.Level;
 import java.sql.Connection;
+import java.sql.ResultSet;
 import java.sql.SQLException;
-import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
-import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.ConcurrentHashMap;
 import javax.sql.DataSource;
 
 /** A claimed item of a queue. */
@@ -22,7 +25,11 @@ public final class Item extends Scope {
         void handle(Item item, Connection transaction) throws Exception;
     }
 
-    private record Claim(long id, String key, String payload, int attempt, long fence) {}
+    private record Claim(long id, String key, String payload, int attempt, long fence) {
+        static Claim of(ResultSet row) throws SQLException {
+            return new Claim(row.getLong(1), row.getString(2), row.getString(3), row.getInt(4), row.getLong(5));
+        }
+    }
 
     private final Claim claim;
 
@@ -52,125 +59,93 @@ public final class Item extends Scope {
     }
 
     /** The loop of a worker: claims as many items as there are free handlers. */
-    static final class Worker implements Running.Loop {
-        private static final String CLAIM =
-                "SELECT id, key, payload::text, attempt, fence FROM eskit_lease.item_claim(?::text, ?::uuid, ?::int)";
-        private static final String CLAIMED = "SELECT id, key, payload::text, attempt, fence FROM eskit_lease.items"
-                + " WHERE queue = ?::text AND session = ?::uuid AND state = 'claimed'";
-        private static final String UNCLAIM = "SELECT eskit_lease.item_unclaim(?::bigint[], ?::bigint)";
+    static final class Worker extends Running.Loop {
+        private static final int LARGEST_CLAIM = 1_000;
+        private static final String COLUMNS = "SELECT id, key, payload::text, attempt, fence FROM eskit_lease.";
+        private static final String CLAIM = COLUMNS + "item_claim(?::text, ?::uuid, ?::int)";
+        private static final String CLAIMED =
+                COLUMNS + "items WHERE queue = ?::text AND session = ?::uuid AND state = 'claimed'";
+        private static final String UNCLAIM = "SELECT eskit_lease.item_unclaim(ARRAY[?::bigint], ?::bigint)";
+        private static final String DONE = "SELECT eskit_lease.item_done(ARRAY[?::bigint], ?::bigint)";
+        private static final String FAIL = "SELECT eskit_lease.item_fail(?::bigint, ?::bigint, ?::text)";
 
-        private final Keeper keeper;
         private final String queue;
         private final int concurrency;
         private final DataSource source;
         private final Handler handler;
-        private final AtomicInteger free;
-        private final Set<Claim> begun = java.util.concurrent.ConcurrentHashMap.newKeySet();
+        private final Set<Claim> begun = ConcurrentHashMap.newKeySet();
         private boolean unknown; // a claim without an answer may have been committed
 
         Worker(Keeper keeper, String queue, int concurrency, DataSource source, Handler handler) {
-            this.keeper = keeper;
+            super(keeper);
             this.queue = queue;
             this.concurrency = concurrency;
             this.source = source;
             this.handler = handler;
-            this.free = new AtomicInteger(concurrency);
         }
 
         @Override
-        public void run(Running running) throws SQLException, InterruptedException {
-            try {
-                while (!running.isStopping()) {
-                    keeper.await(
-                            () -> running.isStopping() || keeper.state() == State.TRUSTED && free.get() > 0,
-                            Core.ALWAYS);
-                    String session = keeper.session();
-                    if (running.isStopping() || session == null) continue;
-                    long noted = keeper.asks();
-                    int wanted = free.get();
-                    int got = 0;
-                    double retry = Keeper.now() + Math.min(1_000, keeper.ttl / 6);
-                    try {
-                        if (unknown) unclaimUnknown(session);
-                        got = claim(session, Math.min(wanted, 1_000));
-                        retry = Core.ALWAYS;
-                    } catch (SQLException error) {
-                        unknown |= Line.isBroken(error);
-                        boolean over = error instanceof LeaseException || LeaseException.isEnd(error.getSQLState());
-                        if (!over && !Keeper.passes(error)) throw error;
-                    }
-                    if (got >= Math.min(wanted, 1_000)) continue;
-                    int left = wanted - got;
-                    keeper.await(() -> running.isStopping() || keeper.asks() > noted || free.get() > left, retry);
-                }
-            } finally {
-                keeper.await(() -> free.get() == concurrency, Core.ALWAYS);
-            }
+        boolean hasRoom() {
+            return begun.size() < concurrency;
         }
 
-        private int claim(String session, int wanted) throws SQLException {
-            List<Claim> claims = keeper.once(session, c -> Line.rows(c, Worker::read, CLAIM, queue, session, wanted));
+        @Override
+        double round(String session) throws SQLException {
+            int wanted = Math.min(concurrency - begun.size(), LARGEST_CLAIM);
+            List<Claim> claims;
+            try {
+                if (unknown) unclaimUnknown(session);
+                claims = keeper.rows(session, Claim::of, CLAIM, queue, session, wanted);
+            } catch (SQLException error) {
+                unknown |= Line.isBroken(error);
+                throw error;
+            }
             for (Claim claim : claims) {
                 Item item = new Item(keeper, queue, session, claim);
-                if (!keeper.begin(item)) {
-                    unclaim(session, claim);
-                    continue;
-                }
-                free.decrementAndGet();
-                begun.add(claim);
-                Line.daemon("eskit-lease " + queue + " " + claim.id, () -> handle(item))
-                        .start();
+                if (keeper.begin(item)) start(item);
+                else unclaim(session, claim);
             }
-            return claims.size();
-        }
-
-        private static Claim read(java.sql.ResultSet row) throws SQLException {
-            return new Claim(row.getLong(1), row.getString(2), row.getString(3), row.getInt(4), row.getLong(5));
+            return claims.size() < wanted ? Core.ALWAYS : now();
         }
 
         private void unclaimUnknown(String session) throws SQLException {
-            Set<Claim> claims =
-                    new HashSet<>(keeper.once(session, c -> Line.rows(c, Worker::read, CLAIMED, queue, session)));
-            claims.removeAll(begun);
-            claims.forEach(claim -> unclaim(session, claim));
+            for (Claim claim : keeper.rows(session, Claim::of, CLAIMED, queue, session)) {
+                if (!begun.contains(claim)) unclaim(session, claim);
+            }
             unknown = false;
         }
 
         private void unclaim(String session, Claim claim) {
-            try {
-                keeper.repeat(session, c -> Line.run(c, UNCLAIM, new Long[] {claim.id}, claim.fence));
-            } catch (SQLException ended) { // the item is free, or was never claimed
-            }
+            keeper.settle(session, UNCLAIM, claim.id, claim.fence);
+        }
+
+        private void start(Item item) {
+            begun.add(item.claim);
+            Line.daemon("eskit-lease " + queue + " " + item.id(), () -> handle(item))
+                    .start();
         }
 
         private void handle(Item item) {
-            try {
-                item.run(() -> {
-                    try (Connection connection = source.getConnection()) {
-                        return Fenced.transact(item, connection, transaction -> {
-                            handler.handle(item, transaction);
-                            String done = "SELECT eskit_lease.item_done(?::bigint[], ?::bigint)";
-                            return Line.run(transaction, done, new Long[] {item.id()}, item.fence());
-                        });
-                    }
-                });
+            try (Connection connection = source.getConnection()) {
+                item.run(() -> Fenced.transact(item, connection, transaction -> {
+                    handler.handle(item, transaction);
+                    return Line.run(transaction, DONE, item.id(), item.fence());
+                }));
             } catch (Throwable error) {
-                keeper.failed("item " + item.id() + " of " + queue, error);
-                fail(item, String.valueOf(error));
+                keeper.log(Level.WARNING, "item " + item.id() + " of " + queue + " failed: " + error);
+                // LF001 says that the item was done after all.
+                keeper.settle(item.session(), FAIL, item.id(), item.fence(), String.valueOf(error));
             } finally {
                 item.finish();
                 begun.remove(item.claim);
-                free.incrementAndGet();
+                ended.incrementAndGet();
                 keeper.end(item);
             }
         }
 
-        private void fail(Item item, String error) {
-            String sql = "SELECT eskit_lease.item_fail(?::bigint, ?::bigint, ?::text)";
-            try {
-                keeper.repeat(item.session(), c -> Line.run(c, sql, item.id(), item.fence(), error));
-            } catch (SQLException ended) { // LF001: the item was done after all, or is free with its session
-            }
+        @Override
+        void stop() throws InterruptedException {
+            keeper.await(begun::isEmpty, Core.ALWAYS);
         }
     }
 }

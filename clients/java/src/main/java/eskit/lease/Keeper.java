@@ -1,12 +1,16 @@
 package eskit.lease;
 
+import static eskit.lease.Line.now;
+
 import eskit.lease.Core.Answer;
 import eskit.lease.LeaseException.Lost;
 import java.lang.System.Logger.Level;
+import java.sql.Connection;
 import java.sql.SQLException;
+import java.time.Duration;
+import java.util.List;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -18,18 +22,23 @@ import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.BooleanSupplier;
 import java.util.function.DoubleConsumer;
 
-/** Does what the core decides: the loop of the keeper's connection, and the calls on the second one. */
+/** Does what the core decides: the loop of the keeper's connection. Gives the verbs what they wait for and call. */
 final class Keeper implements Core.Actions {
     private static final System.Logger LOG = System.getLogger("eskit.lease");
-    private static final long IDLE_SECONDS = 10; // after which the second connection is closed
     private static final String COLUMNS = "SELECT alive, trust_ms, revision, reason, NULL::text FROM eskit_lease.";
+    private static final String OPEN = "SELECT true, trust_ms, revision, '', session::text"
+            + " FROM eskit_lease.session_open(?::text, ?::interval, takeover => ?::boolean)";
+    private static final String WAIT = COLUMNS + "session_wait(?::uuid, ?::bigint, ?::interval)";
+    private static final String BEAT = COLUMNS + "session_heartbeat(?::uuid)";
+    private static final String WATCH = COLUMNS + "session_watch(?::uuid, ?::text::regclass)";
     /** Errors after which a call on the second connection may succeed when it is repeated. */
     private static final Set<String> PASSING = Set.of("55P03", "57014");
 
-    final Settings settings;
     final double ttl; // ms
     final ExecutorService pool = Executors.newCachedThreadPool(work -> Line.daemon("eskit-lease", work));
     final Turns turns = new Turns();
+    private final Settings settings;
+    private final Calls calls;
     private final ReentrantLock lock = new ReentrantLock(); // is never held over a call on the network
     private final Condition changed = lock.newCondition();
     private final Core core;
@@ -38,25 +47,23 @@ final class Keeper implements Core.Actions {
     private Line line; // the one whose events count
     private CompletableFuture<Void> told = CompletableFuture.completedFuture(null);
     private String warned; // the last warning, until a call is answered: one line for many tries
+    private volatile String unwatched; // the same for a table that cannot be watched
     private volatile long asks;
     private volatile double trustedUntil = Core.NEVER;
     private volatile String session;
     private volatile State state = State.STARTING;
     private volatile Throwable lastError;
     private volatile boolean stopping;
-    private volatile double closeBy = Core.ALWAYS;
-
-    private final ReentrantLock second = new ReentrantLock(true); // one call at a time
-    private Line secondLine;
-    private long secondCalls;
 
     Keeper(Settings settings) {
         this.settings = settings;
         ttl = settings.ttl().toMillis();
+        calls = new Calls(settings.connector(), ttl / 2, pool);
+        boolean watches = settings.watch() != null;
         core = new Core(
                 ttl,
                 settings.takeover(),
-                settings.watch() != null,
+                watches,
                 () -> ThreadLocalRandom.current().nextDouble(),
                 this);
         event(now -> core.start());
@@ -74,10 +81,6 @@ final class Keeper implements Core.Actions {
         void recheck() {}
     }
 
-    static double now() {
-        return System.nanoTime() / 1e6;
-    }
-
     // ---- events ----
 
     private void event(DoubleConsumer event) {
@@ -86,27 +89,24 @@ final class Keeper implements Core.Actions {
             event.accept(now());
             session = core.session();
             trustedUntil = core.trustedUntil();
-            State next = core.state(now());
-            if (next != state) become(next);
+            State before = state, next = core.state(now());
+            if (next != before) {
+                state = next;
+                boolean bad = next == State.DOUBTING || next == State.LOST;
+                log(bad ? Level.WARNING : Level.INFO, before + " -> " + next);
+                tell(() -> settings.onState().accept(next));
+            }
             changed.signalAll();
         } finally {
             lock.unlock();
         }
     }
 
-    private void become(State next) {
-        State before = state;
-        state = next;
-        boolean bad = next == State.DOUBTING || next == State.LOST;
-        tell(bad ? Level.WARNING : Level.INFO, "keeper " + settings.name() + ": " + before + " -> " + next);
-        tell(() -> settings.onState().accept(next));
+    void log(Level level, String line) {
+        tell(() -> LOG.log(level, "keeper " + settings.name() + ": " + line));
     }
 
-    private void tell(Level level, String line) {
-        tell(() -> LOG.log(level, line));
-    }
-
-    /** Logging and hooks run in order, on a thread of their own: they may be slow. */
+    /** Logging and hooks run in order, on threads of their own: they may be slow. */
     private void tell(Runnable action) {
         lock.lock();
         try {
@@ -136,19 +136,11 @@ final class Keeper implements Core.Actions {
 
     @Override
     public void connect() {
-        line = new Line("eskit-lease keeper", settings.connector());
-        Line mine = line;
-        line.call(connection -> true)
+        Line mine = new Line("eskit-lease keeper", settings.connector());
+        line = mine;
+        mine.call(connection -> true)
                 .orTimeout((long) ttl / 2, TimeUnit.MILLISECONDS)
-                .whenCompleteAsync(
-                        (made, error) -> {
-                            if (error == null)
-                                event(now -> {
-                                    if (line == mine) core.connected(now);
-                                });
-                            else lose(mine, error);
-                        },
-                        pool);
+                .whenCompleteAsync((made, error) -> happen(mine, error, core::connected), pool);
     }
 
     @Override
@@ -159,23 +151,64 @@ final class Keeper implements Core.Actions {
 
     @Override
     public void open(boolean takeover) {
-        call(
-                "SELECT true, trust_ms, revision, '', session::text"
-                        + " FROM eskit_lease.session_open(?::text, ?::interval, takeover => ?::boolean)",
-                settings.name(),
-                (long) ttl + " ms",
-                takeover);
+        call(connection -> answer(connection, OPEN, settings.name(), (long) ttl + " ms", takeover));
     }
 
     @Override
     public void await(long timeoutMs, long revision) {
-        call(COLUMNS + "session_wait(?::uuid, ?::bigint, ?::interval)", core.session(), revision, timeoutMs + " ms");
+        String of = core.session();
+        call(connection -> answer(connection, WAIT, of, revision, timeoutMs + " ms"));
     }
 
     @Override
     public void beat() {
-        if (settings.watch() == null) call(COLUMNS + "session_heartbeat(?::uuid)", core.session());
-        else call(COLUMNS + "session_watch(?::uuid, ?::regclass)", core.session(), settings.watch());
+        String of = core.session();
+        call(connection -> settings.watch() == null ? answer(connection, BEAT, of) : watch(connection, of));
+    }
+
+    /** A table that cannot be watched must not end the session: the heartbeat is a plain one then. */
+    private Answer watch(Connection connection, String of) throws SQLException {
+        try {
+            return answer(connection, WATCH, of, settings.watch());
+        } catch (SQLException error) {
+            if (!String.valueOf(error.getSQLState()).startsWith("42")) throw error;
+            if (!error.getMessage().equals(unwatched)) log(Level.WARNING, "cannot watch: " + error.getMessage());
+            unwatched = error.getMessage();
+            return answer(connection, BEAT, of);
+        }
+    }
+
+    private static Answer answer(Connection connection, String sql, Object... values) throws SQLException {
+        Line.Row<Answer> map = row ->
+                new Answer(row.getBoolean(1), row.getDouble(2), row.getLong(3), row.getString(4), row.getString(5));
+        return Line.row(connection, map, sql, values);
+    }
+
+    private void call(Line.Call<Answer> call) {
+        Line mine = line;
+        mine.call(call)
+                .whenCompleteAsync((answer, error) -> happen(mine, error, now -> core.answered(now, answer)), pool);
+    }
+
+    /** Tells the core what became of a call on its connection, unless it has another one by now. */
+    private void happen(Line of, Throwable error, DoubleConsumer success) {
+        event(now -> {
+            if (error != null && Line.isBroken(error)) of.drop();
+            if (line != of) return;
+            if (error == null) {
+                warned = null;
+                success.accept(now);
+                return;
+            }
+            lastError = error;
+            if (error instanceof SQLException refused && !Line.isBroken(error)) {
+                core.failed(now, refused.getSQLState());
+            } else {
+                warn("a lost connection");
+                line = null;
+                core.disconnected(now);
+            }
+        });
     }
 
     @Override
@@ -186,109 +219,50 @@ final class Keeper implements Core.Actions {
     @Override
     public void ask() {
         asks++;
-        if (rechecks.compareAndSet(false, true)) pool.execute(this::recheck);
+        if (rechecks.compareAndSet(false, true))
+            pool.execute(() -> {
+                rechecks.set(false);
+                scopes.forEach(Handed::recheck);
+            });
     }
 
     @Override
     public void warn(String why) {
         if (why.equals(warned)) return;
         warned = why;
-        boolean taken = why.equals("taken");
-        tell(
-                Level.WARNING,
-                "keeper " + settings.name() + ": " + (taken ? "another process ended the session" : "" + lastError));
+        log(Level.WARNING, why.equals("taken") ? "another process ended the session" : String.valueOf(lastError));
     }
 
-    private void call(String sql, Object... values) {
-        Line mine = line;
-        Line.Row<Answer> answer = row ->
-                new Answer(row.getBoolean(1), row.getDouble(2), row.getLong(3), row.getString(4), row.getString(5));
-        mine.call(connection -> Line.row(connection, answer, sql, values))
-                .whenCompleteAsync(
-                        (answered, error) -> {
-                            if (error != null && Line.isBroken(error)) lose(mine, error);
-                            else
-                                event(now -> {
-                                    if (line != mine) return;
-                                    if (error == null) {
-                                        warned = null;
-                                        core.answered(now, answered);
-                                    } else {
-                                        lastError = error;
-                                        core.failed(now, ((SQLException) error).getSQLState());
-                                    }
-                                });
-                        },
-                        pool);
-    }
+    // ---- calls on the second connection ----
 
-    private void lose(Line lost, Throwable error) {
-        event(now -> {
-            lost.drop();
-            if (line != lost) return;
-            lastError = error;
-            warn("a lost connection");
-            line = null;
-            core.disconnected(now);
-        });
-    }
-
-    // ---- the second connection ----
-
-    /** Calls once on the second connection. LF003 is Lost, and ends the session for the core. */
-    <T> T once(String session, Line.Call<T> call) throws SQLException {
-        second.lock();
+    /** Calls once. Lost ends the session for the core, too. */
+    <T> List<T> rows(String session, Line.Row<T> map, String sql, Object... values) throws SQLException {
         try {
-            if (now() >= closeBy) throw new SQLException("the keeper is closed", "08003");
-            if (secondLine == null) secondLine = new Line("eskit-lease calls", settings.connector());
-            long limit = (long) Math.max(1, Math.min(ttl / 2, closeBy - now()));
-            return secondLine.call(call).orTimeout(limit, TimeUnit.MILLISECONDS).join();
-        } catch (CompletionException failed) {
-            Throwable cause = failed.getCause();
-            if (Line.isBroken(cause)) {
-                secondLine.drop();
-                secondLine = null;
-            }
-            if (!(cause instanceof SQLException error)) throw new SQLException("no answer: " + cause, "08006", cause);
-            if (!"LF003".equals(error.getSQLState())) throw error;
+            return calls.rows(map, sql, values);
+        } catch (Lost ended) {
             heard(session, now(), false, 0);
-            throw new Lost(error.getMessage(), error);
-        } finally {
-            long mine = ++secondCalls;
-            CompletableFuture.delayedExecutor(IDLE_SECONDS, TimeUnit.SECONDS, pool)
-                    .execute(() -> closeSecond(mine));
-            second.unlock();
-        }
-    }
-
-    private void closeSecond(long calls) {
-        second.lock();
-        try {
-            if (secondCalls != calls || secondLine == null) return;
-            secondLine.close();
-            secondLine = null;
-        } finally {
-            second.unlock();
+            throw ended;
         }
     }
 
     /** Repeats a call that breaks, until the session is known to have ended, or half of the TTL after a close began. */
-    <T> T repeat(String session, Line.Call<T> call) throws SQLException {
+    <T> T repeat(String session, Line.Row<T> map, String sql, Object... values) throws SQLException {
         for (double pause = 100; ; pause = Math.min(2 * pause, 1_000)) {
             if (!session.equals(this.session)) throw new Lost("the session has ended", null);
             try {
-                return once(session, call);
+                return rows(session, map, sql, values).get(0);
             } catch (SQLException error) {
-                if (!passes(error) || now() + pause > closeBy - ttl / 2) throw error;
+                if (!passes(error) || now() + pause > calls.closeBy() - ttl / 2) throw error;
             }
-            double until = now() + pause;
-            boolean interrupted = Thread.interrupted();
-            try {
-                await(() -> false, until);
-            } catch (InterruptedException late) {
-                interrupted = true;
-            }
-            if (interrupted) Thread.currentThread().interrupt();
+            awaitThrough(() -> false, now() + pause);
+        }
+    }
+
+    /** Gives something back, which has no end but that of the session. */
+    void settle(String session, String sql, Object... values) {
+        try {
+            repeat(session, row -> true, sql, values);
+        } catch (SQLException ended) { // nothing is left to give back
         }
     }
 
@@ -326,6 +300,11 @@ final class Keeper implements Core.Actions {
         return stopping;
     }
 
+    /** Returns when to ask again after an answer that no ask will follow. */
+    double retryAt() {
+        return now() + Math.min(1_000, ttl / 6);
+    }
+
     /** Waits until `done` holds, and returns whether it does by then. */
     boolean await(BooleanSupplier done, double until) throws InterruptedException {
         lock.lockInterruptibly();
@@ -341,6 +320,20 @@ final class Keeper implements Core.Actions {
         }
     }
 
+    /** Waits as `await`, through interrupts, which it keeps for the caller. */
+    private void awaitThrough(BooleanSupplier done, double until) {
+        boolean interrupted = Thread.interrupted();
+        for (boolean waited = false; !waited; ) {
+            try {
+                await(done, until);
+                waited = true;
+            } catch (InterruptedException later) {
+                interrupted = true;
+            }
+        }
+        if (interrupted) Thread.currentThread().interrupt();
+    }
+
     /** Lets all that wait look again. */
     void nudge() {
         event(now -> {});
@@ -351,19 +344,6 @@ final class Keeper implements Core.Actions {
         await(() -> stopping || state() == State.TRUSTED, until);
         if (stopping) throw new IllegalStateException("the keeper drains or is closed");
         return state() == State.TRUSTED ? session : null;
-    }
-
-    void open() throws SQLException, InterruptedException {
-        boolean opened = false;
-        try {
-            opened = await(
-                    () -> state() == State.TRUSTED, now() + settings.patience().toMillis());
-        } finally {
-            if (!opened) close();
-        }
-        if (opened) return;
-        if (lastError instanceof SQLException error) throw error;
-        throw new SQLException("no session within " + settings.patience(), "08001", lastError);
     }
 
     /** Hands a scope out; false if its session, or the trust in it, has ended meanwhile. */
@@ -381,19 +361,24 @@ final class Keeper implements Core.Actions {
         nudge();
     }
 
-    private void recheck() {
-        rechecks.set(false);
-        scopes.forEach(Handed::recheck);
+    // ---- open, drain and close ----
+
+    void open() throws SQLException, InterruptedException {
+        boolean opened = false;
+        try {
+            String first = trusted(now() + settings.patience().toMillis());
+            if (first == null && lastError instanceof SQLException error) throw error;
+            if (first == null) throw new SQLException("no session within " + settings.patience(), "08001", lastError);
+            // Raises what the heartbeats only warn of.
+            if (settings.watch() != null) repeat(first, row -> true, WATCH, first, settings.watch());
+            opened = true;
+        } finally {
+            if (!opened) close();
+        }
     }
 
-    void failed(String what, Throwable error) {
-        tell(Level.WARNING, what + " failed: " + error);
-    }
-
-    // ---- the end ----
-
-    void drain(java.time.Duration time) {
-        double began = now(), until = began + time.toMillis();
+    void drain(Duration time) {
+        double until = now() + time.toMillis();
         boolean first;
         lock.lock();
         try {
@@ -405,60 +390,37 @@ final class Keeper implements Core.Actions {
         }
         String draining = session;
         event(now -> core.drain());
-        if (first && draining != null && !time.isZero()) {
-            pool.execute(() -> {
-                try {
-                    repeat(draining, c -> Line.run(c, "SELECT eskit_lease.session_drain(?::uuid)", draining));
-                } catch (SQLException ended) { // nothing is left to drain
-                }
-            });
-        }
-        quietly(() -> await(scopes::isEmpty, until));
+        if (first && draining != null && !time.isZero())
+            pool.execute(() -> settle(draining, "SELECT eskit_lease.session_drain(?::uuid)", draining));
+        awaitThrough(scopes::isEmpty, until);
         finish();
     }
 
     void close() {
-        drain(java.time.Duration.ZERO);
+        drain(Duration.ZERO);
     }
 
     /** Cancels what is left, and closes the session, within one TTL. */
     private synchronized void finish() {
-        if (state == State.CLOSED && closeBy < Core.ALWAYS) return;
-        double began = now();
-        closeBy = began + 0.95 * ttl;
+        if (state == State.CLOSED && calls.closeBy() < Core.ALWAYS) return;
+        double began = now(), closeBy = began + 0.95 * ttl;
+        calls.closeBy(closeBy);
         cancel();
-        quietly(() -> await(scopes::isEmpty, began + ttl / 2));
+        awaitThrough(scopes::isEmpty, began + ttl / 2);
         String closing = session;
-        try {
-            while (closing != null && closing.equals(session)) {
-                try {
-                    once(closing, c -> Line.run(c, "SELECT eskit_lease.session_close(?::uuid)", closing));
-                    break;
-                } catch (SQLException error) {
-                    if (!passes(error) || now() + 100 > closeBy) break; // the session ends with its TTL
-                    quietly(() -> await(() -> false, now() + 100));
-                }
+        while (closing != null && closing.equals(session)) {
+            try {
+                rows(closing, row -> true, "SELECT eskit_lease.session_close(?::uuid)", closing);
+                break;
+            } catch (SQLException error) {
+                if (!passes(error) || now() + 100 > closeBy) break; // the session ends with its TTL
+                awaitThrough(() -> false, now() + 100);
             }
-        } finally {
-            closeBy = now();
-            event(now -> {
-                core.close();
-                if (line != null) disconnect(); // it was being made
-            });
-            closeSecond(secondCalls);
         }
-    }
-
-    private interface Wait {
-        void run() throws InterruptedException;
-    }
-
-    /** Waits to the end, and keeps an interrupt for the caller. */
-    private static void quietly(Wait wait) {
-        try {
-            wait.run();
-        } catch (InterruptedException hurry) { // ends the wait: what follows is bounded
-            Thread.currentThread().interrupt();
-        }
+        event(now -> {
+            core.close();
+            if (line != null) disconnect(); // it was being made
+        });
+        calls.close();
     }
 }

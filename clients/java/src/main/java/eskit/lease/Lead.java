@@ -1,20 +1,29 @@
 package eskit.lease;
 
+import static eskit.lease.Line.now;
+
+import eskit.lease.LeaseException.Lost;
+import java.sql.ResultSet;
 import java.sql.SQLException;
-import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.atomic.AtomicBoolean;
 
 /** Leadership of a name. Close it when the work has ended: that releases the lease. */
 public final class Lead extends Fenced implements AutoCloseable {
-    private static final Set<String> IN_PLACE = Set.of("held", "queued", "awaited", "bridged");
+    private static final String ACQUIRE = "SELECT granted, fence, trust_ms, reason"
+            + " FROM eskit_lease.lease_acquire(?::text, ?::uuid, queue => ?::boolean)";
 
-    private record Grant(boolean granted, long fence, double trustMs, String reason) {}
+    private record Grant(boolean granted, long fence, double trustMs, String reason) {
+        /** `trust_ms` is NULL in a refusal, which is not 0 and tells nothing. */
+        static Grant of(ResultSet row) throws SQLException {
+            return new Grant(row.getBoolean(1), row.getLong(2), row.getDouble(3), row.getString(4));
+        }
+    }
 
     private final Runnable giveOn;
     private final CompletableFuture<Void> released = new CompletableFuture<>();
     private final AtomicBoolean closed = new AtomicBoolean();
-    private boolean asked; // again, when the lease was no longer held: there may be a place in line, or another grant
+    private boolean regranted; // the session may hold the name under another fence
 
     private Lead(Keeper keeper, String name, String session, long fence, Runnable giveOn) {
         super(keeper, name, session, fence);
@@ -38,13 +47,11 @@ public final class Lead extends Fenced implements AutoCloseable {
                     Lead made = new Lead(keeper, name, session, grant.fence, turn);
                     if (keeper.begin(made)) lead = made;
                 } else if (queue) {
-                    // A place in line is told of by an ask. After any other answer only time helps.
-                    double pause = IN_PLACE.contains(grant.reason)
-                            ? until
-                            : Math.min(until, Keeper.now() + Math.min(1_000, keeper.ttl / 6));
-                    keeper.await(() -> keeper.asks() > noted, pause);
+                    // An ask follows only where there is a place in line.
+                    double again = grant.reason.equals("queued") ? until : Math.min(until, keeper.retryAt());
+                    keeper.await(() -> keeper.asks() > noted, again);
                 }
-            } while (lead == null && queue && Keeper.now() < until);
+            } while (lead == null && queue && now() < until);
             return lead;
         } finally {
             String asked = session;
@@ -57,54 +64,37 @@ public final class Lead extends Fenced implements AutoCloseable {
     }
 
     private static Grant ask(Keeper keeper, String name, String session, boolean queue) throws SQLException {
-        double sent = Keeper.now();
+        double sent = now();
         try {
-            Grant grant = keeper.once(session, c -> acquire(c, name, session, queue));
+            Grant grant = keeper.rows(session, Grant::of, ACQUIRE, name, session, queue)
+                    .get(0);
             boolean ended = grant.reason.equals("expired") || grant.reason.equals("unknown_session");
             if (grant.granted || ended) keeper.heard(session, sent, !ended, grant.trustMs);
             return grant;
-        } catch (LeaseException.Lost ended) {
-            return new Grant(false, 0, 0, "expired");
         } catch (SQLException error) {
-            if (!Keeper.passes(error)) throw error;
+            if (!(error instanceof Lost) && !Keeper.passes(error)) throw error;
             return new Grant(false, 0, 0, "no answer");
         }
     }
 
-    private static Grant acquire(java.sql.Connection connection, String name, String session, boolean queue)
-            throws SQLException {
-        return Line.row(
-                connection,
-                row -> new Grant(row.getBoolean(1), row.getLong(2), row.getDouble(3), row.getString(4)),
-                "SELECT granted, fence, trust_ms, reason"
-                        + " FROM eskit_lease.lease_acquire(?::text, ?::uuid, queue => ?::boolean)",
-                name,
-                session,
-                queue);
-    }
-
     /** Gives the place in line up, and releases a grant that crossed it. */
     private static void withdraw(Keeper keeper, String name, String session) {
-        String cancel = "SELECT eskit_lease.lease_cancel(?::text, ?::uuid)";
-        String release = "SELECT eskit_lease.lease_release_many(ARRAY[?::text], ?::uuid)";
-        try {
-            keeper.repeat(session, c -> Line.run(c, cancel, name, session) && Line.run(c, release, name, session));
-        } catch (SQLException ended) { // nothing is left to give up
-        }
+        keeper.settle(session, "SELECT eskit_lease.lease_cancel(?::text, ?::uuid)", name, session);
+        keeper.settle(session, "SELECT eskit_lease.lease_release_many(ARRAY[?::text], ?::uuid)", name, session);
     }
 
     @Override
     void recheck() {
         synchronized (released) { // an ask after the release would hold the lease again
             if (isOver()) return;
-            double sent = Keeper.now();
+            double sent = now();
             try {
-                Grant grant = keeper.repeat(session(), c -> acquire(c, name(), session(), true));
+                Grant grant = keeper.repeat(session(), Grant::of, ACQUIRE, name(), session(), false);
                 if (grant.reason.equals("already_held") && grant.fence == fence()) {
                     keeper.heard(session(), sent, true, grant.trustMs);
                     return;
                 }
-                asked = true;
+                regranted = true;
             } catch (SQLException ended) { // and the lease with it
             }
             cancel();
@@ -121,13 +111,8 @@ public final class Lead extends Fenced implements AutoCloseable {
 
     private void release() {
         synchronized (released) {
-            try {
-                keeper.repeat(
-                        session(),
-                        c -> Line.run(c, "SELECT eskit_lease.lease_release(?::text, ?::bigint)", name(), fence()));
-                if (asked) withdraw(keeper, name(), session());
-            } catch (SQLException ended) { // nothing is left to release
-            }
+            keeper.settle(session(), "SELECT eskit_lease.lease_release(?::text, ?::bigint)", name(), fence());
+            if (regranted) withdraw(keeper, name(), session());
         }
         keeper.end(this);
         giveOn.run();

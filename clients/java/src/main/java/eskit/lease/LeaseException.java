@@ -35,6 +35,11 @@ public abstract sealed class LeaseException extends SQLException {
         return "LF003".equals(sqlstate) || "55000".equals(sqlstate);
     }
 
+    /** Returns whether an error says that the session, or the membership in a group, has ended. */
+    static boolean isOver(SQLException error) {
+        return error instanceof Lost || isEnd(error.getSQLState());
+    }
+
     /** Returns what a fenced call raises: Lost, Refused, or the driver's own error. */
     static SQLException of(SQLException error) {
         if (error instanceof LeaseException || error.getSQLState() == null) return error;

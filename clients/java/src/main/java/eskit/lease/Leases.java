@@ -83,7 +83,7 @@ public final class Leases implements AutoCloseable {
      * @return the scope; empty if leadership did not come in time
      */
     public Optional<Lead> tryLead(String name, Duration time) throws SQLException, InterruptedException {
-        return Optional.ofNullable(Lead.acquire(keeper, name, Keeper.now() + time.toMillis(), true));
+        return Optional.ofNullable(Lead.acquire(keeper, name, Line.now() + time.toMillis(), true));
     }
 
     /**
@@ -93,7 +93,7 @@ public final class Leases implements AutoCloseable {
      * @return the scope; empty if another leads
      */
     public Optional<Lead> tryLead(String name) throws SQLException, InterruptedException {
-        return Optional.ofNullable(Lead.acquire(keeper, name, Keeper.now(), false));
+        return Optional.ofNullable(Lead.acquire(keeper, name, Line.now(), false));
     }
 
     /**
@@ -119,7 +119,7 @@ public final class Leases implements AutoCloseable {
 
     private Running start(String name, Running.Loop loop) {
         if (keeper.isStopping()) throw new IllegalStateException("the keeper drains or is closed");
-        return new Running(keeper, name, loop);
+        return new Running(name, loop);
     }
 
     /**

@@ -28,6 +28,11 @@ final class Line {
         this.thread = Executors.newSingleThreadExecutor(work -> daemon(name, work));
     }
 
+    /** The monotonic clock of the library, in ms. */
+    static double now() {
+        return System.nanoTime() / 1e6;
+    }
+
     static Thread daemon(String name, Runnable work) {
         Thread thread = new Thread(work, name);
         thread.setDaemon(true);
@@ -95,10 +100,7 @@ final class Line {
 
     static <T> List<T> rows(Connection connection, Row<T> map, String sql, Object... values) throws SQLException {
         try (PreparedStatement statement = connection.prepareStatement(sql)) {
-            for (int i = 0; i < values.length; i++) {
-                Object value = values[i] instanceof Long[] ids ? connection.createArrayOf("int8", ids) : values[i];
-                statement.setObject(i + 1, value);
-            }
+            for (int i = 0; i < values.length; i++) statement.setObject(i + 1, values[i]);
             List<T> rows = new ArrayList<>();
             try (ResultSet row = statement.executeQuery()) {
                 while (row.next()) rows.add(map.of(row));

@@ -1,5 +1,8 @@
 package eskit.lease;
 
+import static eskit.lease.Line.now;
+
+import java.lang.System.Logger.Level;
 import java.sql.Connection;
 import java.sql.SQLException;
 import java.util.HashMap;
@@ -61,78 +64,66 @@ public final class Partition extends Fenced {
                 c -> Line.row(c, row -> row.getBoolean(1), sql, name(), number, position, fence(), expected));
     }
 
-    private record Share(int number, long fence, boolean owned) {}
+    private record Share(int number, long fence, String state) {}
 
     /** The loop of a member: a task for each partition that is owned. */
-    static final class Member implements Running.Loop {
+    static final class Member extends Running.Loop {
         private static final double FIRST_PAUSE = 100, LONGEST_PAUSE = 10_000; // ms
 
-        private final Keeper keeper;
+        /** What a partition waits for after an error. */
+        private record Rest(double pause, double until) {}
+
         private final String group;
         private final Task work;
-        private final Map<Integer, Partition> tasks = new HashMap<>(); // guarded by itself, as the two below
-        private final Map<Integer, Double> pauses = new HashMap<>(), starts = new HashMap<>();
+        private final Map<Integer, Partition> tasks = new HashMap<>(); // guarded by itself, as the next
+        private final Map<Integer, Rest> rests = new HashMap<>();
+        private String joined; // the session that has
 
         Member(Keeper keeper, String group, Task work) {
-            this.keeper = keeper;
+            super(keeper);
             this.group = group;
             this.work = work;
         }
 
         @Override
-        public void run(Running running) throws SQLException, InterruptedException {
-            String joined = null;
-            try {
-                while (!running.isStopping()) {
-                    keeper.await(() -> running.isStopping() || keeper.state() == State.TRUSTED, Core.ALWAYS);
-                    String session = keeper.session();
-                    if (running.isStopping() || session == null) continue;
-                    long noted = keeper.asks();
-                    double retry = Keeper.now() + Math.min(1_000, keeper.ttl / 6);
-                    try {
-                        if (!session.equals(joined)) join(session);
-                        joined = session;
-                        retry = Math.max(assign(session), Keeper.now() + 10);
-                    } catch (SQLException error) {
-                        boolean over = error instanceof LeaseException || LeaseException.isEnd(error.getSQLState());
-                        if (over) joined = null;
-                        else if (!Keeper.passes(error)) throw error;
-                    }
-                    int had = count();
-                    keeper.await(() -> running.isStopping() || keeper.asks() > noted || count() < had, retry);
-                }
-            } finally {
-                stop(joined);
-            }
+        boolean hasRoom() {
+            return true;
         }
 
-        private void join(String session) throws SQLException {
-            keeper.once(session, c -> Line.run(c, "SELECT eskit_lease.group_join(?::text, ?::uuid)", group, session));
+        @Override
+        double round(String session) throws SQLException {
+            try {
+                if (!session.equals(joined))
+                    keeper.rows(
+                            session, row -> true, "SELECT eskit_lease.group_join(?::text, ?::uuid)", group, session);
+                joined = session;
+                return assign(session);
+            } catch (SQLException error) {
+                if (LeaseException.isOver(error)) joined = null;
+                throw error;
+            }
         }
 
         /** Starts and cancels tasks. Returns when the next one may start that is not asked for. */
         private double assign(String session) throws SQLException {
-            List<Share> shares = keeper.once(
+            List<Share> shares = keeper.rows(
                     session,
-                    c -> Line.rows(
-                            c,
-                            row -> new Share(
-                                    row.getInt(1),
-                                    row.getLong(2),
-                                    row.getString(3).equals("owned")),
-                            "SELECT partition, fence, state FROM eskit_lease.group_assignment(?::text, ?::uuid)",
-                            group,
-                            session));
-            double next = Core.ALWAYS, now = Keeper.now();
+                    row -> new Share(row.getInt(1), row.getLong(2), row.getString(3)),
+                    "SELECT partition, fence, state FROM eskit_lease.group_assignment(?::text, ?::uuid)",
+                    group,
+                    session);
+            double next = Core.ALWAYS, now = now();
             synchronized (tasks) {
                 for (Partition task : tasks.values()) {
-                    if (!shares.contains(new Share(task.number, task.fence(), true))) task.cancel();
+                    if (!shares.contains(new Share(task.number, task.fence(), "owned"))) task.cancel();
                 }
                 for (Share share : shares) {
-                    double start = starts.getOrDefault(share.number, now);
-                    if (!share.owned || tasks.containsKey(share.number)) continue;
-                    if (start > now) next = Math.min(next, start);
-                    else start(new Partition(keeper, group, session, share.number, share.fence));
+                    if (tasks.containsKey(share.number)) continue;
+                    Partition task = new Partition(keeper, group, session, share.number, share.fence);
+                    double start = rests.getOrDefault(share.number, new Rest(0, now)).until;
+                    if (share.state.equals("revoking")) keeper.pool.execute(() -> release(task));
+                    else if (share.state.equals("owned") && start > now) next = Math.min(next, start);
+                    else if (share.state.equals("owned")) start(task);
                 }
             }
             return next;
@@ -146,7 +137,7 @@ public final class Partition extends Fenced {
         }
 
         private void run(Partition task) {
-            double began = Keeper.now();
+            double began = now();
             boolean pauses = true;
             try {
                 task.run(() -> {
@@ -156,49 +147,40 @@ public final class Partition extends Fenced {
             } catch (LeaseException ended) {
                 pauses = false;
             } catch (Throwable error) {
-                if (!task.isOver()) keeper.failed("partition " + task.number + " of " + group, error);
+                if (!task.isOver())
+                    keeper.log(Level.WARNING, "partition " + task.number + " of " + group + " failed: " + error);
             }
-            pauses &= !task.isOver();
+            pauses &= !task.isOver() && now() - began < LONGEST_PAUSE;
             task.finish();
             release(task);
             synchronized (tasks) {
                 tasks.remove(task.number);
-                if (pauses && Keeper.now() - began < LONGEST_PAUSE) {
-                    double pause = this.pauses.merge(
-                            task.number, FIRST_PAUSE, (last, first) -> Math.min(2 * last, LONGEST_PAUSE));
-                    starts.put(task.number, Keeper.now() + pause);
-                } else {
-                    this.pauses.remove(task.number);
-                }
+                Rest last = rests.remove(task.number);
+                double pause = last == null ? FIRST_PAUSE : Math.min(2 * last.pause, LONGEST_PAUSE);
+                if (pauses) rests.put(task.number, new Rest(pause, now() + pause));
             }
+            ended.incrementAndGet();
             keeper.end(task);
         }
 
         private void release(Partition task) {
             String sql = "SELECT eskit_lease.group_release(?::text, ?::int, ?::bigint)";
-            try {
-                keeper.repeat(task.session(), c -> Line.run(c, sql, group, task.number, task.fence()));
-            } catch (SQLException ended) { // nothing is left to release
-            }
+            keeper.settle(task.session(), sql, group, task.number, task.fence());
         }
 
-        private int count() {
-            synchronized (tasks) {
-                return tasks.size();
-            }
-        }
-
-        private void stop(String joined) throws InterruptedException {
+        @Override
+        void stop() throws InterruptedException {
             synchronized (tasks) {
                 tasks.values().forEach(Scope::cancel);
             }
-            keeper.await(() -> count() == 0, Core.ALWAYS);
-            try {
-                if (joined != null)
-                    keeper.repeat(
-                            joined,
-                            c -> Line.run(c, "SELECT eskit_lease.group_leave(?::text, ?::uuid)", group, joined));
-            } catch (SQLException ended) { // and the membership with it
+            keeper.await(this::isIdle, Core.ALWAYS);
+            if (joined != null)
+                keeper.settle(joined, "SELECT eskit_lease.group_leave(?::text, ?::uuid)", group, joined);
+        }
+
+        private boolean isIdle() {
+            synchronized (tasks) {
+                return tasks.isEmpty();
             }
         }
     }

@@ -1,27 +1,47 @@
 package eskit.lease;
 
+import static eskit.lease.Line.now;
+
+import java.sql.SQLException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
+import java.util.concurrent.atomic.AtomicLong;
 
 /** What {@link Leases#join} and {@link Leases#work} have started. It ends when it is closed, or the keeper drains. */
 public final class Running implements AutoCloseable {
-    /** What the loop of a verb does, until it is stopped. */
-    interface Loop {
-        void run(Running running) throws Exception;
+    /** What a verb does again and again, until it is stopped. */
+    abstract static class Loop {
+        final Keeper keeper;
+        final AtomicLong ended = new AtomicLong(); // tasks; each end calls for another round
+
+        Loop(Keeper keeper) {
+            this.keeper = keeper;
+        }
+
+        /** Returns whether there is room for a task. */
+        abstract boolean hasRoom();
+
+        /** Starts what there is to do, and returns when the next round is due if nothing happens before. */
+        abstract double round(String session) throws SQLException;
+
+        /** Waits for what has begun, and gives the rest back. */
+        abstract void stop() throws InterruptedException;
     }
 
     private final Keeper keeper;
+    private final Loop loop;
     private final CompletableFuture<Void> ended = new CompletableFuture<>();
     private volatile boolean stopped;
 
     /** Starts a loop, in the turn of its name. */
-    Running(Keeper keeper, String name, Loop loop) {
-        this.keeper = keeper;
+    Running(String name, Loop loop) {
+        this.keeper = loop.keeper;
+        this.loop = loop;
         Line.daemon("eskit-lease " + name, () -> {
                     try {
                         Runnable turn = keeper.turns.take(name, Core.ALWAYS);
                         try {
-                            loop.run(this);
+                            run();
                         } finally {
                             turn.run();
                         }
@@ -31,6 +51,26 @@ public final class Running implements AutoCloseable {
                     }
                 })
                 .start();
+    }
+
+    private void run() throws SQLException, InterruptedException {
+        try {
+            while (!isStopping()) {
+                keeper.await(() -> isStopping() || keeper.state() == State.TRUSTED && loop.hasRoom(), Core.ALWAYS);
+                String session = keeper.session();
+                if (isStopping() || session == null) continue;
+                long asks = keeper.asks(), ends = loop.ended.get();
+                double due = keeper.retryAt();
+                try {
+                    due = Math.max(loop.round(session), now() + 10);
+                } catch (SQLException error) {
+                    if (!LeaseException.isOver(error) && !Keeper.passes(error)) throw error;
+                }
+                keeper.await(() -> isStopping() || keeper.asks() > asks || loop.ended.get() > ends, due);
+            }
+        } finally {
+            loop.stop();
+        }
     }
 
     boolean isStopping() {

@@ -21,7 +21,7 @@ final class Turns {
         if (before == null) return giveOn;
         boolean came = false;
         try {
-            before.get((long) Math.max(0, Math.min(until - Keeper.now(), Long.MAX_VALUE)), TimeUnit.MILLISECONDS);
+            before.get((long) Math.max(0, Math.min(until - Line.now(), Long.MAX_VALUE)), TimeUnit.MILLISECONDS);
             came = true;
         } catch (ExecutionException | TimeoutException late) { // a turn never fails
         } finally {

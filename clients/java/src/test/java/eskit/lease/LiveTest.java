@@ -367,4 +367,166 @@ class LiveTest {
         SQLException error = assertThrows(SQLException.class, builder.patience(Duration.ofMillis(300))::build);
         assertTrue(error.getSQLState().startsWith("08"), error.toString());
     }
+
+    // ---- what clients/README.md says of refusals, restarts and ends ----
+
+    @Test
+    void aRefusalTellsNothingAboutTrust() throws Exception {
+        try (Leases other = Leases.builder(URL).build();
+                Lead theirs = other.lead(name);
+                Lead ours = leases.lead(name + "-2")) {
+            for (int i = 0; i < 10; i++) {
+                assertTrue(leases.tryLead(name).isEmpty());
+                assertTrue(ours.isTrusted());
+            }
+            assertTrue(theirs.isTrusted());
+        }
+    }
+
+    @Test
+    void aRefusalWithoutAPlaceIsAskedAgain() throws Exception {
+        try (Leases other = Leases.builder(URL).build()) {
+            admin.setAutoCommit(false);
+            sql(
+                    admin,
+                    "SELECT eskit_lease.lease_acquire(?, ?::uuid)",
+                    name,
+                    other.session().orElseThrow()); // until the rollback every other session is told `busy`
+            CompletableFuture<Lead> waiting = CompletableFuture.supplyAsync(() -> {
+                try {
+                    return leases.lead(name);
+                } catch (SQLException | InterruptedException error) {
+                    throw new IllegalStateException(error);
+                }
+            });
+            Thread.sleep(300);
+            admin.rollback();
+            admin.setAutoCommit(true);
+            waiting.get(3, TimeUnit.SECONDS).close();
+        }
+    }
+
+    @Test
+    void aLeaseThatIsLostLeavesNoPlaceInLine() throws Exception {
+        try (Leases other = Leases.builder(URL).build();
+                Lead lead = leases.lead(name)) {
+            CompletableFuture<Lead> next = CompletableFuture.supplyAsync(() -> {
+                try {
+                    return other.lead(name);
+                } catch (SQLException | InterruptedException error) {
+                    throw new IllegalStateException(error);
+                }
+            });
+            String places = "SELECT count(*) FROM eskit_lease.waiters WHERE resource = ?";
+            while (count(places, name) == 0) Thread.sleep(10);
+            force(lead);
+            lead.cancelled().toCompletableFuture().get(5, TimeUnit.SECONDS);
+            assertEquals(0, count(places, name)); // before it is closed
+            next.get(5, TimeUnit.SECONDS).close();
+        }
+    }
+
+    @Test
+    void aPartitionWithoutATaskIsGivenUpAtOnce() throws Exception {
+        sql(admin, "SELECT eskit_lease.group_create(?, 2)", name);
+        AtomicInteger runs = new AtomicInteger();
+        Set<Integer> theirs = ConcurrentHashMap.newKeySet();
+        try (Running returns = leases.join(name, partition -> runs.incrementAndGet())) {
+            Thread.sleep(4_000); // rests of 0.1 s to 1.6 s by now: work that returns is not run again at once
+            assertTrue(runs.get() > 4 && runs.get() <= 14, "it ran " + runs + " times");
+            long began = System.nanoTime();
+            try (Leases other = Leases.builder(URL).build();
+                    Running works = other.join(name, partition -> {
+                        theirs.add(partition.partition());
+                        partition.news();
+                    })) {
+                while (theirs.isEmpty()) Thread.sleep(10);
+            }
+            assertTrue(System.nanoTime() - began < 1_500_000_000L);
+        }
+        sql(admin, "SELECT eskit_lease.group_drop(?)", name);
+    }
+
+    @Test
+    void onlyAnUnansweredCommitIsUnsure() throws Exception {
+        try (Lead lead = leases.lead(name)) {
+            SQLException rolledBack = assertThrows(
+                    SQLException.class,
+                    () -> lead.transaction(source, tx -> {
+                        assertThrows(SQLException.class, () -> sql(tx, "SELECT 1 / 0")); // fails the transaction
+                        return null;
+                    }));
+            assertEquals("25P02", rolledBack.getSQLState());
+            SQLException broken = assertThrows(
+                    SQLException.class,
+                    () -> lead.transaction(source, tx -> {
+                        tx.abort(Runnable::run);
+                        return null;
+                    }));
+            assertFalse(broken instanceof LeaseException, broken.toString());
+            assertTrue(lead.isTrusted());
+        }
+    }
+
+    @Test
+    void aWrongTableToWatchIsAnErrorOfTheOpening() throws Exception {
+        Leases.Builder wrong = Leases.builder(URL).watch("no_such_table");
+        assertEquals("42P01", assertThrows(SQLException.class, wrong::build).getSQLState());
+        String table = "java_dropped_" + name.replace('-', '_');
+        sql(admin, "SELECT 1");
+        try (var statement = admin.createStatement()) {
+            statement.execute("CREATE TABLE " + table + " (position bigint DEFAULT eskit_lease.position_next())");
+            try (Leases watching = Leases.builder(URL)
+                            .name(name + "-watches")
+                            .ttl(Duration.ofSeconds(1))
+                            .watch(table)
+                            .build();
+                    Lead lead = watching.lead(name)) {
+                statement.execute("DROP TABLE " + table);
+                for (int i = 0; i < 3; i++) { // each new connection begins the watch again
+                    statement.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                            + " WHERE query LIKE '%session_wait%' AND pid <> pg_backend_pid()");
+                    Thread.sleep(700);
+                    assertTrue(lead.isTrusted());
+                }
+            }
+        }
+    }
+
+    @Test
+    void aConnectionThatIsBeingMadeIsClosed() throws Exception {
+        CountDownLatch goes = new CountDownLatch(1);
+        CompletableFuture<Connection> made = new CompletableFuture<>();
+        Leases.Builder slow = Leases.builder(() -> {
+            boolean interrupted = false;
+            while (goes.getCount() > 0) { // as a driver that an interrupt does not stop
+                try {
+                    goes.await();
+                } catch (InterruptedException later) {
+                    interrupted = true;
+                }
+            }
+            made.complete(source.getConnection());
+            if (interrupted) Thread.currentThread().interrupt();
+            return made.get();
+        });
+        assertThrows(SQLException.class, slow.ttl(Duration.ofSeconds(1)).patience(Duration.ofMillis(100))::build);
+        goes.countDown();
+        Connection late = made.get(5, TimeUnit.SECONDS);
+        for (int i = 0; i < 100 && !late.isClosed(); i++) Thread.sleep(20);
+        assertTrue(late.isClosed());
+    }
+
+    @Test
+    void anotherErrorOfTheSecondConnectionEndsNoSession() throws Exception {
+        String session = leases.session().orElseThrow();
+        sql(admin, "SELECT eskit_lease.group_create(?, 1)", name);
+        sql(admin, "SELECT eskit_lease.session_drain(?::uuid)", session);
+        try (Running running = leases.join(name, partition -> {})) { // 55000: the session drains
+            Thread.sleep(1_000);
+            assertEquals(session, leases.session().orElseThrow());
+            assertFalse(running.ended().toCompletableFuture().isDone());
+        }
+        sql(admin, "SELECT eskit_lease.group_drop(?)", name);
+    }
 }

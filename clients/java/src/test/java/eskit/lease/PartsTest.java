@@ -59,9 +59,9 @@ class PartsTest {
         Turns turns = new Turns();
         Runnable first = turns.take("a", Core.ALWAYS);
         assertNotNull(turns.take("b", Core.ALWAYS));
-        assertNull(turns.take("a", Keeper.now() + 10));
+        assertNull(turns.take("a", Line.now() + 10));
         first.run();
-        Runnable second = turns.take("a", Keeper.now() + 10);
+        Runnable second = turns.take("a", Line.now() + 10);
         assertNotNull(second);
         second.run();
     }
