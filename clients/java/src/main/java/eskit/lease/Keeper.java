@@ -5,7 +5,6 @@ import static eskit.lease.Line.now;
 import eskit.lease.Core.Answer;
 import eskit.lease.LeaseException.Lost;
 import java.lang.System.Logger.Level;
-import java.sql.Connection;
 import java.sql.SQLException;
 import java.time.Duration;
 import java.util.List;
@@ -25,12 +24,6 @@ import java.util.function.DoubleConsumer;
 /** Does what the core decides: the loop of the keeper's connection. Gives the verbs what they wait for and call. */
 final class Keeper implements Core.Actions {
     private static final System.Logger LOG = System.getLogger("eskit.lease");
-    private static final String COLUMNS = "SELECT alive, trust_ms, revision, reason, NULL::text FROM eskit_lease.";
-    private static final String OPEN = "SELECT true, trust_ms, revision, '', session::text"
-            + " FROM eskit_lease.session_open(?::text, ?::interval, takeover => ?::boolean)";
-    private static final String WAIT = COLUMNS + "session_wait(?::uuid, ?::bigint, ?::interval)";
-    private static final String BEAT = COLUMNS + "session_heartbeat(?::uuid)";
-    private static final String WATCH = COLUMNS + "session_watch(?::uuid, ?::text::regclass)";
     /** Errors after which a call on the second connection may succeed when it is repeated. */
     private static final Set<String> PASSING = Set.of("55P03", "57014");
 
@@ -38,6 +31,7 @@ final class Keeper implements Core.Actions {
     final ExecutorService pool = Executors.newCachedThreadPool(work -> Line.daemon("eskit-lease", work));
     final Turns turns = new Turns();
     private final Settings settings;
+    private final SessionSql sql;
     private final Calls calls;
     private final ReentrantLock lock = new ReentrantLock(); // is never held over a call on the network
     private final Condition changed = lock.newCondition();
@@ -47,7 +41,6 @@ final class Keeper implements Core.Actions {
     private Line line; // the one whose events count
     private CompletableFuture<Void> told = CompletableFuture.completedFuture(null);
     private String warned; // the last warning, until a call is answered: one line for many tries
-    private volatile String unwatched; // the same for a table that cannot be watched
     private volatile long asks;
     private volatile double trustedUntil = Core.NEVER;
     private volatile String session;
@@ -58,6 +51,7 @@ final class Keeper implements Core.Actions {
     Keeper(Settings settings) {
         this.settings = settings;
         ttl = settings.ttl().toMillis();
+        sql = new SessionSql(settings, why -> log(Level.WARNING, why));
         calls = new Calls(settings.connector(), ttl / 2, pool);
         boolean watches = settings.watch() != null;
         core = new Core(
@@ -151,37 +145,17 @@ final class Keeper implements Core.Actions {
 
     @Override
     public void open(boolean takeover) {
-        call(connection -> answer(connection, OPEN, settings.name(), (long) ttl + " ms", takeover));
+        call(sql.open(takeover));
     }
 
     @Override
     public void await(long timeoutMs, long revision) {
-        String of = core.session();
-        call(connection -> answer(connection, WAIT, of, revision, timeoutMs + " ms"));
+        call(sql.await(core.session(), timeoutMs, revision));
     }
 
     @Override
     public void beat() {
-        String of = core.session();
-        call(connection -> settings.watch() == null ? answer(connection, BEAT, of) : watch(connection, of));
-    }
-
-    /** A table that cannot be watched must not end the session: the heartbeat is a plain one then. */
-    private Answer watch(Connection connection, String of) throws SQLException {
-        try {
-            return answer(connection, WATCH, of, settings.watch());
-        } catch (SQLException error) {
-            if (!String.valueOf(error.getSQLState()).startsWith("42")) throw error;
-            if (!error.getMessage().equals(unwatched)) log(Level.WARNING, "cannot watch: " + error.getMessage());
-            unwatched = error.getMessage();
-            return answer(connection, BEAT, of);
-        }
-    }
-
-    private static Answer answer(Connection connection, String sql, Object... values) throws SQLException {
-        Line.Row<Answer> map = row ->
-                new Answer(row.getBoolean(1), row.getDouble(2), row.getLong(3), row.getString(4), row.getString(5));
-        return Line.row(connection, map, sql, values);
+        call(sql.beat(core.session()));
     }
 
     private void call(Line.Call<Answer> call) {
@@ -370,7 +344,7 @@ final class Keeper implements Core.Actions {
             if (first == null && lastError instanceof SQLException error) throw error;
             if (first == null) throw new SQLException("no session within " + settings.patience(), "08001", lastError);
             // Raises what the heartbeats only warn of.
-            if (settings.watch() != null) repeat(first, row -> true, WATCH, first, settings.watch());
+            if (settings.watch() != null) repeat(first, row -> true, SessionSql.WATCH, first, settings.watch());
             opened = true;
         } finally {
             if (!opened) close();

@@ -5,9 +5,9 @@ import static eskit.lease.Line.now;
 import java.lang.System.Logger.Level;
 import java.sql.Connection;
 import java.sql.SQLException;
-import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 
 /** A partition of a group that the process owns, under its fence. */
 public final class Partition extends Fenced {
@@ -75,19 +75,14 @@ public final class Partition extends Fenced {
 
         private final String group;
         private final Task work;
-        private final Map<Integer, Partition> tasks = new HashMap<>(); // guarded by itself, as the next
-        private final Map<Integer, Rest> rests = new HashMap<>();
+        private final Map<Integer, Partition> tasks = new ConcurrentHashMap<>();
+        private final Map<Integer, Rest> rests = new ConcurrentHashMap<>(); // is changed before the task is removed
         private String joined; // the session that has
 
         Member(Keeper keeper, String group, Task work) {
             super(keeper);
             this.group = group;
             this.work = work;
-        }
-
-        @Override
-        boolean hasRoom() {
-            return true;
         }
 
         @Override
@@ -113,18 +108,16 @@ public final class Partition extends Fenced {
                     group,
                     session);
             double next = Core.ALWAYS, now = now();
-            synchronized (tasks) {
-                for (Partition task : tasks.values()) {
-                    if (!shares.contains(new Share(task.number, task.fence(), "owned"))) task.cancel();
-                }
-                for (Share share : shares) {
-                    if (tasks.containsKey(share.number)) continue;
-                    Partition task = new Partition(keeper, group, session, share.number, share.fence);
-                    double start = rests.getOrDefault(share.number, new Rest(0, now)).until;
-                    if (share.state.equals("revoking")) keeper.pool.execute(() -> release(task));
-                    else if (share.state.equals("owned") && start > now) next = Math.min(next, start);
-                    else if (share.state.equals("owned")) start(task);
-                }
+            for (Partition task : tasks.values()) {
+                if (!shares.contains(new Share(task.number, task.fence(), "owned"))) task.cancel();
+            }
+            for (Share share : shares) {
+                if (tasks.containsKey(share.number)) continue;
+                Partition task = new Partition(keeper, group, session, share.number, share.fence);
+                double start = rests.getOrDefault(share.number, new Rest(0, now)).until;
+                if (share.state.equals("revoking")) keeper.pool.execute(() -> release(task));
+                else if (share.state.equals("owned") && start > now) next = Math.min(next, start);
+                else if (share.state.equals("owned")) start(task);
             }
             return next;
         }
@@ -153,12 +146,10 @@ public final class Partition extends Fenced {
             pauses &= !task.isOver() && now() - began < LONGEST_PAUSE;
             task.finish();
             release(task);
-            synchronized (tasks) {
-                tasks.remove(task.number);
-                Rest last = rests.remove(task.number);
-                double pause = last == null ? FIRST_PAUSE : Math.min(2 * last.pause, LONGEST_PAUSE);
-                if (pauses) rests.put(task.number, new Rest(pause, now() + pause));
-            }
+            Rest last = rests.remove(task.number);
+            double pause = last == null ? FIRST_PAUSE : Math.min(2 * last.pause, LONGEST_PAUSE);
+            if (pauses) rests.put(task.number, new Rest(pause, now() + pause));
+            tasks.remove(task.number);
             ended.incrementAndGet();
             keeper.end(task);
         }
@@ -170,18 +161,10 @@ public final class Partition extends Fenced {
 
         @Override
         void stop() throws InterruptedException {
-            synchronized (tasks) {
-                tasks.values().forEach(Scope::cancel);
-            }
-            keeper.await(this::isIdle, Core.ALWAYS);
+            tasks.values().forEach(Scope::cancel);
+            keeper.await(tasks::isEmpty, Core.ALWAYS);
             if (joined != null)
                 keeper.settle(joined, "SELECT eskit_lease.group_leave(?::text, ?::uuid)", group, joined);
-        }
-
-        private boolean isIdle() {
-            synchronized (tasks) {
-                return tasks.isEmpty();
-            }
         }
     }
 }
