@@ -5,7 +5,6 @@ import java.sql.PreparedStatement;
 import java.sql.ResultSet;
 import java.sql.SQLException;
 import java.time.Duration;
-import java.util.List;
 import java.util.Optional;
 import java.util.UUID;
 import java.util.concurrent.locks.LockSupport;
@@ -124,7 +123,7 @@ public final class LeaseLockProvider implements ExtensibleLockProvider {
 
     private static boolean isBroken(SQLException error) {
         String state = String.valueOf(error.getSQLState());
-        return List.of("08", "57").contains(state.substring(0, 2)) && !state.equals("57014");
+        return state.startsWith("08") || state.startsWith("57P");
     }
 
     private <T> T callOnce(Row<T> map, String sql, Object... values) throws SQLException {

@@ -33,10 +33,9 @@ final class LeaseLock implements DistributedLock {
         private boolean interrupted;
         private CompletableFuture<Void> end = new CompletableFuture<>();
 
-        Tenure(Lead lead, Duration ttl) {
+        Tenure(Lead lead) {
             this.lead = lead;
             lead.onCancelled(this::interrupt);
-            endAfter(ttl);
         }
 
         private synchronized void interrupt() {
@@ -178,8 +177,11 @@ final class LeaseLock implements DistributedLock {
         boolean granted = false;
         try {
             Optional<Lead> lead = ask.lead();
-            if (lead.isPresent()) tenure = new Tenure(lead.get(), ttl);
             granted = lead.isPresent();
+            if (granted) {
+                tenure = new Tenure(lead.get());
+                tenure.endAfter(ttl);
+            }
         } catch (SQLException error) {
             throw new CannotAcquireLockException("the lock of " + name + " cannot be asked for", error);
         } finally {
