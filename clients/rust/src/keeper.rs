@@ -49,13 +49,13 @@ pub(crate) type Turn = sync::Mutex<()>;
 type Second = (Option<Line>, Option<AbortOnDropHandle<()>>);
 
 pub(crate) struct Keeper {
+    pub name: String,
     pub ttl: Duration,
     pub began: Instant,
     pub runtime: Handle,
     pub asks: watch::Sender<u64>,
     pub stop: CancellationToken, // it drains
     pub work: TaskTracker,       // what must end before the session is closed
-    name: String,
     connect: Connect,
     watch: Option<String>,
     on_state: Option<Box<dyn Fn(State) + Send + Sync>>,
@@ -72,13 +72,13 @@ impl Keeper {
         let core = Core::start(settings.ttl, settings.takeover, settings.watch.is_some());
         let (scopes, told) = (CancellationToken::new(), State::Starting);
         let keeper = Arc::new(Keeper {
+            name: settings.name.unwrap_or_else(default_name),
             ttl: settings.ttl,
             began: Instant::now(),
             runtime: Handle::current(),
             asks: watch::Sender::new(0),
             stop: CancellationToken::new(),
             work: TaskTracker::new(),
-            name: settings.name.unwrap_or_else(default_name),
             connect: settings.connect?,
             watch: settings.watch,
             on_state: settings.on_state,

@@ -46,6 +46,11 @@ impl Leases {
         Builder::with_dsn(dsn)
     }
 
+    /// Returns the consumer's name, by default the host, the process id and a random part.
+    pub fn name(&self) -> &str {
+        &self.keeper.name
+    }
+
     /// Returns the present state.
     pub fn state(&self) -> State {
         self.keeper.now().0
