@@ -1,110 +1,15 @@
 //! Programs under leases, against the server of DATABASE_URL; without one, nothing is tested.
 
-use rustix::process::{Pid, Signal, kill_process};
-use std::error::Error;
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+mod helpers;
+
+use helpers::{Done, Link, command, ended, name, psql, said, send, started, until};
+use rustix::process::Signal;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::{self, sleep};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 use std::{env, fs, process};
-
-type Done = Result<(), Box<dyn Error>>;
-
-/// A name of this test run.
-fn name(of: &str) -> String {
-    format!("command-test-{of}-{}", process::id())
-}
-
-fn command(dsn: &str, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_eskit-lease"));
-    command.args(["--dsn", dsn]).args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
-/// Starts the command, and waits until its program, a script, has said that it runs.
-fn started(dsn: &str, args: &[&str], script: &str) -> Result<Child, Box<dyn Error>> {
-    let args = [args, &["--", "sh", "-c", script]].concat();
-    let mut child = command(dsn, &args).spawn()?;
-    said(&mut child, "runs")?;
-    Ok(child)
-}
-
-/// Reads a line of the program's output.
-fn said(child: &mut Child, what: &str) -> Done {
-    let (mut line, mut byte) = (String::new(), [0]);
-    let out = child.stdout.as_mut().ok_or("no output")?;
-    while !line.ends_with('\n') {
-        out.read_exact(&mut byte)?;
-        line.push(byte[0].into());
-    }
-    assert_eq!(line.trim_end(), what);
-    Ok(())
-}
-
-fn send(child: &Child, signal: Signal) -> Done {
-    Ok(kill_process(Pid::from_raw(child.id().try_into()?).ok_or("no process")?, signal)?)
-}
-
-fn ended(child: Child) -> Result<(Option<i32>, String), Box<dyn Error>> {
-    let Output { status, stdout, .. } = child.wait_with_output()?;
-    Ok((status.code(), String::from_utf8(stdout)?))
-}
-
-fn until(what: &str, is_so: impl Fn() -> bool) -> Done {
-    let began = Instant::now();
-    while !is_so() {
-        if began.elapsed() > Duration::from_secs(20) {
-            return Err(format!("never: {what}").into());
-        }
-        sleep(Duration::from_millis(20));
-    }
-    Ok(())
-}
-
-fn psql(dsn: &str, sql: &str) -> Done {
-    assert!(Command::new("psql").args([dsn, "-qXAt", "-c", sql]).stdout(Stdio::null()).status()?.success());
-    Ok(())
-}
-
-/// A network in front of the server, which can go silent.
-struct Link {
-    dsn: String,
-    silent: Arc<AtomicBool>,
-}
-
-impl Link {
-    fn to(dsn: &str) -> Result<Link, Box<dyn Error>> {
-        let (before, host) = dsn.rsplit_once('@').ok_or("no user in DATABASE_URL")?;
-        let (host, database) = host.split_once('/').ok_or("no database in DATABASE_URL")?;
-        let (listener, silent) = (TcpListener::bind("127.0.0.1:0")?, Arc::new(AtomicBool::new(false)));
-        let dsn = format!("{before}@{}/{database}", listener.local_addr()?);
-        let (host, quiet) = (host.to_owned(), silent.clone());
-        thread::spawn(move || -> io::Result<()> {
-            for client in listener.incoming() {
-                let (client, server) = (client?, TcpStream::connect(&host)?);
-                for (mut from, mut to) in [(client.try_clone()?, server.try_clone()?), (server, client)] {
-                    let quiet = quiet.clone();
-                    thread::spawn(move || {
-                        let mut data = [0; 8192];
-                        while let Ok(length @ 1..) = from.read(&mut data) {
-                            if !quiet.load(Relaxed) && to.write_all(&data[..length]).is_err() {
-                                break;
-                            }
-                        }
-                        let _ = to.shutdown(Shutdown::Both);
-                    });
-                }
-            }
-            Ok(())
-        });
-        Ok(Link { dsn, silent })
-    }
-}
 
 #[test]
 fn the_program_knows_its_lease_and_its_exit_status_is_passed_on() -> Done {
@@ -139,7 +44,7 @@ fn signals_are_passed_on() -> Done {
     assert_eq!(ended(command(&dsn, &["run", "--no-wait", "--lead", &lead, "--", "true"]).spawn()?)?.0, Some(75));
     assert_eq!(ended(command(&dsn, &["status", "--json", &lead]).spawn()?)?.0, Some(0));
     send(&child, Signal::HUP)?;
-    said(&mut child, "hup")?;
+    assert_eq!(said(&mut child)?, "hup");
     let waiting = command(&dsn, &["run", "--lead", &lead, "--", "true"]).spawn()?;
     sleep(Duration::from_millis(700));
     send(&waiting, Signal::TERM)?;
@@ -155,20 +60,82 @@ fn signals_are_passed_on() -> Done {
     Ok(())
 }
 
+/// Behind a silent network: SIGTERM, SIGKILL after the grace, and only then does another process lead.
 #[test]
 fn a_program_ends_before_the_trust_is_over() -> Done {
     let Ok(dsn) = env::var("DATABASE_URL") else { return Ok(()) };
-    let link = Link::to(&dsn)?;
-    let args = |lead| ["run", "--ttl", "3", "--lead", lead];
-    let (obeys, ignores) = (name("obeys"), name("ignores"));
-    let one =
-        started(&link.dsn, &args(&obeys), "trap 'echo term; exit 0' TERM; echo runs; while :; do sleep 0.1; done")?;
-    let two = started(&link.dsn, &args(&ignores), "trap 'echo term' TERM; echo runs; while :; do sleep 0.1; done")?;
-    let began = Instant::now();
-    link.silent.store(true, Relaxed);
+    let (link, lead) = (Link::to(&dsn)?, name("silent"));
+    let args = ["run", "--ttl", "4", "--grace", "1", "--lead", &lead];
+    let ignores =
+        "trap 'echo term $(date +%s%N)' TERM; echo runs; while :; do sleep 0.02; echo tick $(date +%s%N); done";
+    let one = started(&link.dsn, &args, ignores)?;
+    let next = command(&dsn, &["run", "--lead", &lead, "--", "date", "+%s%N"]).spawn()?;
+    sleep(Duration::from_secs(1));
+    link.cut();
+    let (code, out) = ended(one)?;
+    assert_eq!(code, Some(75));
+    let at = |what: &str| -> Option<f64> {
+        let line = out.lines().rev().find_map(|line| line.strip_prefix(what))?;
+        Some(line.trim().parse::<f64>().ok()? / 1e9)
+    };
+    let (term, last) = (at("term ").ok_or("no SIGTERM")?, at("tick ").ok_or("no output")?);
+    let (code, granted) = ended(next)?;
+    let granted = granted.trim().parse::<f64>()? / 1e9;
+    assert_eq!(code, Some(0));
+    assert!((0.5..1.2).contains(&(last - term)), "it went on for {} s after SIGTERM", last - term);
+    assert!(last < granted, "it went on for {} s while another led", last - granted);
+
+    // One that obeys ends by itself.
+    let (link, lead) = (Link::to(&dsn)?, name("obeys"));
+    let obeys = "trap 'echo term; exit 0' TERM; echo runs; while :; do sleep 0.1; done";
+    let one = started(&link.dsn, &["run", "--ttl", "2", "--lead", &lead], obeys)?;
+    link.cut();
     assert_eq!(ended(one)?, (Some(75), "term\n".into()));
-    assert_eq!(ended(two)?, (Some(75), "term\n".into()));
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    Ok(())
+}
+
+/// As the first process of a container: it reaps what the program leaves behind, and passes signals on.
+#[test]
+fn it_is_a_first_process() -> Done {
+    let Ok(dsn) = env::var("DATABASE_URL") else { return Ok(()) };
+    let space = ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"];
+    if !Command::new("unshare").args(space).arg("true").status().is_ok_and(|status| status.success()) {
+        eprintln!("not tested: there are no name spaces here");
+        return Ok(());
+    }
+    let script = "echo $PPID; (sleep 0.1 &); sleep 0.5; grep -l '^State:.Z' /proc/[0-9]*/status
+                  trap 'echo term; exit 3' TERM; kill -TERM $PPID; while :; do sleep 0.1; done";
+    let lead = name("first");
+    let own = command(&dsn, &["run", "--lead", &lead, "--", "sh", "-c", script]);
+    let mut first = Command::new("unshare");
+    first.args(space).arg(own.get_program()).args(own.get_args()).stdout(Stdio::piped());
+    assert_eq!(ended(first.spawn()?)?, (Some(3), "1\nterm\n".into()));
+    Ok(())
+}
+
+#[test]
+fn the_environment_says_where_the_server_is() -> Done {
+    let Ok(dsn) = env::var("DATABASE_URL") else { return Ok(()) };
+    let run = |variables: &[(&str, &str)]| {
+        let lead = name("environment");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_eskit-lease"));
+        command.env_clear().env("PATH", env::var_os("PATH").unwrap_or_default()).envs(variables.iter().copied());
+        command.args(["run", "--quiet", "--lead", &lead, "--", "sh", "-c", "echo $PGUSER ${DATABASE_URL:+by URL}"]);
+        ended(command.stdout(Stdio::piped()).spawn()?)
+    };
+    assert_eq!(run(&[("DATABASE_URL", &dsn)])?, (Some(0), "by URL\n".into()));
+    let (user, rest) = dsn.split_once("://").and_then(|(_, rest)| rest.split_once(':')).ok_or("no user")?;
+    let (password, rest) = rest.split_once('@').ok_or("no password")?;
+    let (host, database) = rest.split_once('/').ok_or("no database")?;
+    let (host, port) = host.split_once(':').ok_or("no port")?;
+    let variables =
+        [("PGHOST", host), ("PGPORT", port), ("PGUSER", user), ("PGPASSWORD", password), ("PGDATABASE", database)];
+    assert_eq!(run(&variables)?, (Some(0), format!("{user}\n")));
+    // An option wins over a variable, and what it leaves out comes from the others.
+    let by_option = command("host=127.0.0.1 port=1", &["run", "--patience", "0.5", "--lead", "x", "--", "true"])
+        .envs(variables)
+        .spawn()?;
+    assert_eq!(ended(by_option)?.0, Some(69));
     Ok(())
 }
 
@@ -184,7 +151,7 @@ fn a_lost_lease_kills_and_restart_leads_again() -> Done {
     assert_eq!(ended(child)?.0, Some(75));
     let mut child = started(&dsn, &["run", "--restart", "--lead", &lead], "echo runs; exec sleep 1000")?;
     psql(&dsn, &force)?;
-    said(&mut child, "runs")?;
+    assert_eq!(said(&mut child)?, "runs");
     send(&child, Signal::TERM)?;
     assert_eq!(ended(child)?.0, Some(143));
     Ok(())
@@ -246,6 +213,18 @@ fn a_key_runs_once() -> Done {
     assert_eq!(run("true")?, (Some(75), format!("{key}: running\n")));
     assert_eq!(ended(child)?.0, Some(0));
     assert_eq!(run("exit 4")?, (Some(0), format!("{key}: done {{\"exit\": 0}}\n")));
+    assert_eq!(ended(command(&dsn, &["run", "--once", &key, "--", "/no/such/program"]).spawn()?)?.0, Some(0));
+
+    // Of one that was killed nobody knows how far it came.
+    let doubt = name("doubt");
+    let mut child = started(&dsn, &["run", "--ttl", "1", "--once", &doubt], "echo runs; exec sleep 1000")?;
+    child.kill()?;
+    child.wait()?;
+    let again = || Ok(command(&dsn, &["run", "--once", &doubt, "--", "true"]).spawn()?);
+    until("it is in doubt", || again().and_then(ended).is_ok_and(|(code, _)| code == Some(70)))?;
+    assert_eq!(ended(again()?)?, (Some(70), format!("{doubt}: in_doubt\n")));
+    let none = name("none");
+    assert_eq!(ended(command(&dsn, &["run", "--once", &none, "--", "/no/such/program"]).spawn()?)?.0, Some(127));
     Ok(())
 }
 
