@@ -35,26 +35,44 @@ pub struct Cause {
     pub resource: Option<String>,
     /// The fence that is lost, or was refused.
     pub fence: Option<i64>,
+    /// The SQLSTATE, if the server raised the error.
+    pub code: Option<SqlState>,
     /// The driver's error.
-    pub error: Option<tokio_postgres::Error>,
+    pub error: Option<BoxError>,
 }
 
 impl Error {
     /// Returns the SQLSTATE, if the server raised this error.
     pub fn code(&self) -> Option<&SqlState> {
-        self.postgres()?.code()
+        match self {
+            Error::Lost(cause) | Error::Refused(cause) | Error::Unsure(cause) => cause.code.as_ref(),
+            Error::Postgres(error) => error.code(),
+            _ => None,
+        }
     }
 
     pub(crate) fn lost() -> Self {
         Error::Lost(Cause::default())
     }
 
-    /// Tells of the same driver's error that the end of a commit is unknown.
+    /// Returns the error for a driver's error with one of the SQLSTATEs that the protocol has a meaning for.
+    pub(crate) fn by_code<E: Into<BoxError>>(code: Option<&str>, error: E) -> Result<Self, E> {
+        let about: fn(Cause) -> Self = match code {
+            Some("LF003") => Error::Lost,
+            Some("LF001" | "55P03" | "40001") => Error::Refused,
+            _ => return Err(error),
+        };
+        Ok(about(Cause { code: code.map(SqlState::from_code), error: Some(error.into()), ..Cause::default() }))
+    }
+
+    /// Tells of a driver's error that the end of a commit is unknown.
     pub(crate) fn unsure(self) -> Self {
-        match self {
-            Error::Postgres(error) => Error::Unsure(Cause { error: Some(error), ..Cause::default() }),
-            other => other,
-        }
+        let error = match self {
+            Error::Postgres(error) => error.into(),
+            Error::Other(error) => error,
+            error => error.into(),
+        };
+        Error::Unsure(Cause { error: Some(error), ..Cause::default() })
     }
 
     /// Says what the error is about.
@@ -67,7 +85,7 @@ impl Error {
 
     /// Returns the SQLSTATE of an error that leaves its connection good.
     pub(crate) fn of_server(&self) -> Option<&str> {
-        self.code().map(SqlState::code).filter(|code| !code.starts_with("08") && !code.starts_with("57P"))
+        self.code().map(SqlState::code).filter(|code| is_of_statement(code))
     }
 
     /// Tells whether a call that raised this error is worth repeating.
@@ -75,14 +93,11 @@ impl Error {
         !matches!(self, Error::Lost(_))
             && matches!(self.of_server(), None | Some("55P03" | "57014" | "40001" | "53300"))
     }
+}
 
-    fn postgres(&self) -> Option<&tokio_postgres::Error> {
-        match self {
-            Error::Lost(cause) | Error::Refused(cause) | Error::Unsure(cause) => cause.error.as_ref(),
-            Error::Postgres(error) => Some(error),
-            _ => None,
-        }
-    }
+/// Tells whether an error with this SQLSTATE leaves its connection good.
+pub(crate) fn is_of_statement(code: &str) -> bool {
+    !code.starts_with("08") && !code.starts_with("57P")
 }
 
 /// Tells an error with its causes: the driver's errors are in these.
@@ -114,19 +129,16 @@ impl std::error::Error for Error {
         match self {
             Error::Postgres(error) => error.source(),
             Error::Other(error) => error.source(),
-            _ => self.postgres().map(|error| error as _),
+            Error::Lost(cause) | Error::Refused(cause) | Error::Unsure(cause) => Some(&**cause.error.as_ref()?),
+            Error::Closed | Error::Misuse(_) => None,
         }
     }
 }
 
 impl From<tokio_postgres::Error> for Error {
     fn from(error: tokio_postgres::Error) -> Self {
-        let cause = |error| Cause { error: Some(error), ..Cause::default() };
-        match error.code().map(SqlState::code) {
-            Some("LF003") => Error::Lost(cause(error)),
-            Some("LF001" | "55P03" | "40001") => Error::Refused(cause(error)),
-            _ => Error::Postgres(error),
-        }
+        let code = error.code().cloned();
+        Error::by_code(code.as_ref().map(SqlState::code), error).unwrap_or_else(Error::Postgres)
     }
 }
 

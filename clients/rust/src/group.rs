@@ -11,6 +11,9 @@ use tokio::{task::JoinSet, time::sleep};
 use tokio_postgres::Transaction;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) const POSITION: &str = "SELECT eskit_lease.cursor_position($1, $2::int)";
+pub(crate) const COMMIT: &str = "SELECT eskit_lease.cursor_commit($1, $2::int, $3::bigint, $4::bigint, $5::bigint)";
+
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -36,16 +39,14 @@ impl Partition {
 
     /// Returns the cursor: all positions up to it are done.
     pub async fn position(&self, tx: &Transaction<'_>) -> Result<i64, Error> {
-        let sql = "SELECT eskit_lease.cursor_position($1, $2::int)";
-        Ok(self.query(tx, sql, &[self.name(), &self.number.to_string()]).await?.try_get(0)?)
+        Ok(self.query(tx, POSITION, &[self.name(), &self.number.to_string()]).await?.try_get(0)?)
     }
 
     /// Moves the cursor from `expected` to `position`, and checks the fence. False if the cursor was at `position` or
     /// beyond: apply nothing then.
     pub async fn commit(&self, tx: &Transaction<'_>, position: i64, expected: i64) -> Result<bool, Error> {
-        let sql = "SELECT eskit_lease.cursor_commit($1, $2::int, $3::bigint, $4::bigint, $5::bigint)";
         let args = [i64::from(self.number), position, self.fence(), expected].map(|number| number.to_string());
-        Ok(self.query(tx, sql, &[self.name(), &args[0], &args[1], &args[2], &args[3]]).await?.try_get(0)?)
+        Ok(self.query(tx, COMMIT, &[self.name(), &args[0], &args[1], &args[2], &args[3]]).await?.try_get(0)?)
     }
 }
 

@@ -16,7 +16,7 @@
 //! ```
 
 // Files, low to high: error, core, line, connect, settings, keeper, leases, scope, transaction, lead, group, work,
-// once.
+// once, sqlx.
 mod connect;
 mod core;
 mod error;
@@ -28,6 +28,8 @@ mod line;
 mod once;
 mod scope;
 mod settings;
+#[cfg(feature = "sqlx")]
+pub mod sqlx;
 mod transaction;
 mod work;
 

@@ -1,11 +1,14 @@
 //! Transactions of the work under a fence, and how their commits end.
 
-use crate::error::{BoxError, Cause, Error};
+use crate::error::{BoxError, Error};
+use crate::keeper::timed_out;
 use crate::line::texts;
 use crate::scope::Scope;
 use std::mem;
 use tokio::time::sleep;
 use tokio_postgres::{Client, Row, Transaction};
+
+pub(crate) const CHECK: &str = "SELECT eskit_lease.fence_check($1, $2::bigint)";
 
 impl Scope {
     /// Runs `work` in a transaction on a connection of yours: begins, checks the fence, and commits. If the scope ends,
@@ -31,7 +34,7 @@ impl Scope {
     /// ```
     pub async fn guard(&self, tx: &Transaction<'_>) -> Result<(), Error> {
         let fence = self.fence().to_string();
-        self.query(tx, "SELECT eskit_lease.fence_check($1, $2::bigint)", &[self.name(), &fence]).await.map(drop)
+        self.query(tx, CHECK, &[self.name(), &fence]).await.map(drop)
     }
 
     /// Makes a call in a transaction that checks the fence, or relies on it.
@@ -58,7 +61,7 @@ impl Scope {
         };
         let answer = tokio::select! {
             answer = commit => answer.map_err(Error::from),
-            () = patience => Err(Error::Unsure(Cause::default())),
+            () = patience => Err(timed_out()),
         };
         match answer {
             Ok(()) => {
@@ -80,12 +83,12 @@ impl Scope {
     }
 
     /// Refuses a scope that has ended.
-    fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         if self.is_trusted() { Ok(()) } else { Err(self.judge(Error::lost())) }
     }
 
     /// Says what an error is about. LF001 is for good, so it ends the scope.
-    fn judge(&self, error: Error) -> Error {
+    pub(crate) fn judge(&self, error: Error) -> Error {
         if error.of_server() == Some("LF001") {
             self.grant.over.cancel();
         }

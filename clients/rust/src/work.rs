@@ -13,6 +13,7 @@ use tokio_postgres::{Client, Transaction};
 use tokio_util::sync::CancellationToken;
 
 const CLAIM: &str = "SELECT id, key, payload::text, attempt, fence FROM eskit_lease.item_claim($1, $2::uuid, $3::int)";
+pub(crate) const DONE: &str = "SELECT eskit_lease.item_done(ARRAY[$1::bigint], $2::bigint)";
 const MOST: usize = 1_000; // items of one claim
 const RECOVER: &str = "SELECT eskit_lease.item_unclaim(array_agg(id), fence) FROM eskit_lease.items WHERE queue = $1 \
                        AND session = $2::uuid AND state = 'claimed' AND id <> ALL ($3::bigint[]) GROUP BY fence";
@@ -28,8 +29,8 @@ pub struct Item {
     pub payload: String,
     /// How often it was claimed, from 1.
     pub attempt: i32,
-    scope: Scope,
-    done: Arc<AtomicBool>,
+    pub(crate) scope: Scope,
+    pub(crate) done: Arc<AtomicBool>,
 }
 
 impl Item {
@@ -41,9 +42,8 @@ impl Item {
     {
         let finishing = async |tx: &mut Transaction<'_>| {
             let value = work(tx).await?;
-            let sql = "SELECT eskit_lease.item_done(ARRAY[$1::bigint], $2::bigint)";
             let [id, fence] = [self.id, self.scope.fence()].map(|number| number.to_string());
-            self.scope.query(tx, sql, &[&id, &fence]).await?;
+            self.scope.query(tx, DONE, &[&id, &fence]).await?;
             Ok(value)
         };
         let value = self.scope.commit(client, finishing).await?;
