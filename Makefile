@@ -53,8 +53,9 @@ install: ## a release build for, and into, the server of PG_CONFIG=/path/to/pg_c
 	@$(find_config); if packaging/built "$$config"; then packaging/install "$$config" $(below) --built; \
 		else $(build) packaging/install "$$config" $(below) --release; fi
 
-deb: ## a Debian package for the server of Debian's packages, into target/deb/ (PG=15)
+deb: ## Debian packages: of the command eskit-lease, and for the server of Debian's packages, into target/deb/ (PG=15)
 	@pg_test/setup
+	@packaging/deb/command
 	@packaging/deb/build $(PG)
 
 oci: PG = 18
