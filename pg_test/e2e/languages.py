@@ -1,9 +1,5 @@
 """What the programs in other languages need; pg_test/examples puts it under target/examples."""
 
-import functools
-import os
-import shutil
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -31,24 +27,8 @@ CALLERS = {
 }
 
 
-@functools.cache
-def build_go():
-    """Builds the program in Go. Returns why this machine cannot, or None."""
-    if not shutil.which("go"):
-        return "no go on this machine"
-    if subprocess.run(["go", "mod", "download"], cwd=EXAMPLES / "go", capture_output=True).returncode != 0:
-        return "go cannot fetch the modules"
-    (program,) = CONSUMERS["go"]
-    new = program.with_suffix(f".{os.getpid()}")  # other processes may be building or running it
-    subprocess.run(["go", "build", "-o", new, "."], cwd=EXAMPLES / "go", check=True)
-    new.replace(program)
-    return None
-
-
 def missing(language):
     """Returns why the language cannot be tested here, or None."""
-    if language == "go":
-        return build_go()
     why = READY / language / "missing"
     return why.read_text().strip() if why.exists() else None
 
