@@ -366,6 +366,8 @@ def test_no_grant_is_missed(world):
 @pytest.mark.parametrize("verb", ["lead", "join"])
 def test_an_ask_that_arrives_late_brings_nothing(alone, verb):
     """It was given up, asked again, granted and released; then the network delivers it."""
+    if alone.which == "rust":
+        pytest.skip("it has the kernel discard the call, by TCP_USER_TIMEOUT, which no proxy shows")
     alone.conn.execute("SELECT eskit_lease.group_create('g', 2)")
     link = alone.link()
     program = alone.start(alone.url(link.port), work=alone.url(), ttl=8)

@@ -189,7 +189,7 @@ func (l *Leases) giveUp(name string) {
 	}
 	err := l.exec(session, `SELECT eskit_lease.lease_cancel($1::text, $2::uuid)`, name, session)
 	if err == nil {
-		err = l.exec(session, `SELECT released FROM eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)`, name, session)
+		err = l.exec(session, `SELECT eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)`, name, session)
 	}
 	l.complain("a place in line was not given up", err)
 }

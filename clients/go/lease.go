@@ -243,7 +243,7 @@ func (l *Leases) Close() {
 	if session != "" {
 		ctx, cancel := context.WithTimeout(context.Background(), l.ttl/2)
 		defer cancel()
-		_, err := query[answer](ctx, l, session, `SELECT eskit_lease.session_close($1::uuid)`, session)
+		err := l.execIn(ctx, session, `SELECT eskit_lease.session_close($1::uuid)`, session)
 		l.complain("the session was not closed", err)
 	}
 	l.endLife()

@@ -3,6 +3,8 @@ package lease
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -50,8 +52,13 @@ func (l *Leases) silence() time.Duration {
 }
 
 // exec repeats the call of a function, whose answer does not matter, until the server answers it.
-func (l *Leases) exec(session, sql string, args ...any) error {
-	_, err := query[answer](l.life, l, session, sql, args...)
+func (l *Leases) exec(session, sql string, args ...any) error { return l.execIn(l.life, session, sql, args...) }
+
+// execIn is exec until ctx is done. The call waits for fenced transactions that are open. Its wait is limited, as the
+// server does not notice that a call is given up, and would go on waiting beside the next one.
+func (l *Leases) execIn(ctx context.Context, session, sql string, args ...any) error {
+	sql += fmt.Sprintf(" FROM set_config('lock_timeout', '%d ms', true)", l.ttl.Milliseconds()/4)
+	_, err := query[answer](ctx, l, session, sql, args...)
 	return err
 }
 
@@ -77,7 +84,7 @@ func try[T any](ctx context.Context, l *Leases, session, sql string, args ...any
 	}
 	sent := l.now()
 	if rows, err = rowsOf[T](ctx, s.conn, sql, args); err != nil && !answered(err) {
-		hangUp(s.conn)
+		reset(s.conn)
 		s.conn = nil
 		return nil, err
 	}
@@ -105,6 +112,19 @@ func hangUp(conn *pgx.Conn) {
 	defer cancel()
 	_ = conn.Close(ctx)
 	_ = conn.PgConn().Conn().Close() // pgx keeps a broken one open for up to 15 s, to cancel its statement
+}
+
+// reset closes a connection, and discards what it has sent and the network not delivered. After a mere close the kernel
+// would go on sending it, and the call could arrive when nothing wants it any more.
+func reset(conn *pgx.Conn) {
+	end := conn.PgConn().Conn()
+	if secured, ok := end.(interface{ NetConn() net.Conn }); ok {
+		end = secured.NetConn()
+	}
+	if tcp, ok := end.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = end.Close()
 }
 
 // rowsOf runs a statement without preparing it under a name, as poolers need it.

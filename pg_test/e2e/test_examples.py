@@ -111,31 +111,13 @@ class Story:
         process.kill()
         process.wait()
 
-    def begin_anew(self, names, trouble):
-        """Makes trouble for these programs until each has another session."""
-        before, anew = self.sessions(), set()
-
-        def done():
-            trouble()
-            anew.update(name for name, _ in self.sessions() - before)
-            return anew >= set(names)
-
-        self.until(done)
-
     def cut_connections(self):
         ours = "datname = %s AND backend_type = 'client backend' AND application_name <> 'producer' AND pid <> pg_backend_pid()"
         self.query(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}", self.db)
-        time.sleep(0.2)
 
     def cut_off(self):
-        """Cuts all connections off without notice, until all programs have new sessions. (Programs with a connection
-        for each statement may have none at that moment.)"""
-
-        def trouble():
-            self.link.forget()
-            time.sleep(1)
-
-        self.begin_anew(self.running, trouble)
+        """Cuts all connections off without notice."""
+        self.link.forget()
 
     def terminate_cut_off(self):
         """Terminates programs that get no answers: they end, and their sessions end by their TTLs."""
@@ -203,10 +185,11 @@ def play(story, languages, producers):
         for language in some:
             story.start(language)
         story.settle()
-    story.begin_anew(story.running, story.cut_connections)
-    story.settle()
-    story.cut_off()
-    story.settle()
+    for trouble in (story.cut_connections, story.cut_off):
+        for _ in range(8):  # in different places, as programs with a connection for each statement may have none at a time
+            trouble()
+            time.sleep(random.uniform(0, TTL / 2))
+        story.settle()
     story.stop_beyond_ttl(random.sample(sorted(story.running), 2))
     story.settle()
     story.terminate_cut_off()

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::line::Connect;
-use std::env;
+use std::{env, time::Duration};
 use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{Client, Config, NoTls, Socket};
@@ -10,7 +10,7 @@ use tokio_postgres::{Client, Config, NoTls, Socket};
 /// Makes a connection for your own work, by the same string as [`Leases::builder`](crate::Leases::builder), and drives
 /// it in the background.
 pub async fn connect(dsn: &str) -> Result<Client, Error> {
-    let (client, driver) = by_dsn(dsn)?().await?;
+    let (client, driver) = by_dsn(dsn)?(Duration::ZERO).await?;
     tokio::spawn(driver);
     Ok(client)
 }
@@ -75,8 +75,12 @@ where
     T: MakeTlsConnect<Socket, Stream: Send + 'static, TlsConnect: Send> + Clone + Send + Sync + 'static,
     <T::TlsConnect as TlsConnect<Socket>>::Future: Send,
 {
-    Box::new(move || {
-        let (config, tls) = (config.clone(), tls.clone());
+    Box::new(move |limit| {
+        let (mut config, tls) = (config.clone(), tls.clone());
+        if !limit.is_zero() && config.get_tcp_user_timeout().is_none() {
+            // Else the kernel would go on sending a call that was given up, and it could arrive when nothing wants it.
+            config.tcp_user_timeout(limit);
+        }
         Box::pin(async move {
             let (client, driver) = config.connect(tls).await?;
             Ok((client, Box::pin(async { drop(driver.await) }) as _))

@@ -103,7 +103,7 @@ impl Verb for Member {
         while self.tasks.join_next().await.is_some() {}
         let (keeper, session) = (&self.leases.keeper, self.leases.session().unwrap_or_default());
         let sql = "SELECT eskit_lease.group_leave($1, $2::uuid)";
-        let _ = keeper.call(&session, sql, &[&self.group, &session]).await;
+        let _ = keeper.give_back(&session, sql, &[&self.group, &session]).await;
     }
 }
 
@@ -151,7 +151,7 @@ impl Member {
             grant.over.cancel();
             let sql = "SELECT eskit_lease.group_release($1, $2::int, $3::bigint)";
             let args = [&*group, &number.to_string(), &grant.fence.to_string()];
-            let _ = keeper.call(&grant.session, sql, &args).await;
+            let _ = keeper.give_back(&grant.session, sql, &args).await;
             (number, if failed { failures + 1 } else { 0 })
         });
     }

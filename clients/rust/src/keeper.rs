@@ -233,7 +233,7 @@ impl Keeper {
     /// Connects, in a task of its own: the user's function may panic.
     async fn new_line(self: &Arc<Self>) -> Result<Line, Error> {
         let keeper = self.clone();
-        let task = AbortOnDropHandle::new(self.runtime.spawn(async move { (keeper.connect)().await }));
+        let task = AbortOnDropHandle::new(self.runtime.spawn(async move { (keeper.connect)(keeper.ttl / 2).await }));
         let made = timeout(self.ttl / 2, task).await.map_err(|_| timed_out())?;
         let (client, driver) = made.map_err(|panic| Error::Other(panic.into()))??;
         Ok(Line::new(client, driver))
@@ -256,6 +256,14 @@ impl Keeper {
             sleep(pause).await;
             pause = (2 * pause).min(Duration::from_secs(1));
         }
+    }
+
+    /// Makes a call that gives something back; it has no FROM. Its wait for fenced transactions is limited: the server does
+    /// not notice that a call is given up, and would go on waiting beside the next one.
+    pub async fn give_back(self: &Arc<Self>, session: &str, sql: &str, args: &[&str]) -> Result<(), Error> {
+        let limit = (self.ttl / 4).as_millis();
+        let sql = format!("{sql} FROM set_config('lock_timeout', '{limit} ms', true)");
+        self.call(session, &sql, args).await.map(drop)
     }
 
     pub async fn call_once(self: &Arc<Self>, session: &str, sql: &str, args: &[&str]) -> Result<Vec<Row>, Error> {
@@ -295,7 +303,7 @@ impl Keeper {
 
     /// Closes a session. The keeper opens another, unless it closes, too.
     pub async fn end_session(self: &Arc<Self>, session: &str) -> Result<(), Error> {
-        self.call(session, "SELECT eskit_lease.session_close($1::uuid)", &[session]).await?;
+        self.give_back(session, "SELECT eskit_lease.session_close($1::uuid)", &[session]).await?;
         self.heard(session, self.began.elapsed(), &Answer::default());
         Ok(())
     }

@@ -165,7 +165,7 @@ impl Hold {
             ],
         };
         for sql in statements {
-            let _ = self.keeper.call(session, sql, &args).await;
+            let _ = self.keeper.give_back(session, sql, &args).await;
         }
     }
 }

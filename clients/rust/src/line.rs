@@ -7,8 +7,8 @@ use tokio_postgres::{Client, Row};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-/// Makes a client, and the future that drives it.
-pub(crate) type Connect = Box<dyn Fn() -> BoxFuture<Result<(Client, BoxFuture<()>), BoxError>> + Send + Sync>;
+/// Makes a client, and the future that drives it. What was sent for longer than the duration is given up.
+pub(crate) type Connect = Box<dyn Fn(Duration) -> BoxFuture<Result<(Client, BoxFuture<()>), BoxError>> + Send + Sync>;
 
 #[derive(Clone)]
 pub(crate) struct Line {

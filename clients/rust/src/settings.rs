@@ -33,7 +33,7 @@ impl Builder {
         D: Future + Send + 'static,
         E: Into<BoxError>,
     {
-        Builder::new(Ok(Box::new(move || {
+        Builder::new(Ok(Box::new(move |_| {
             let connected = connect();
             Box::pin(async move {
                 let (client, driver) = connected.await.map_err(E::into)?;

@@ -213,16 +213,18 @@ export class Keeper {
     }
   }
 
-  /** @internal Makes a call that gives something back. If the session or the keeper has ended, that did. */
+  /** @internal Makes a call that gives something back; its text has no FROM. If the session or the keeper has ended,
+   * that did. The server's wait for fenced transactions is limited: it does not notice that a call is given up. */
   async giveBack(session: string, text: string, values: unknown[]): Promise<void> {
-    await this.call(session, text, values).catch((error) => {
+    const limited = `${text} FROM set_config('lock_timeout', '${Math.floor(this.ttl / 4)} ms', true)`;
+    await this.call(session, limited, values).catch((error) => {
       if (!(error instanceof LeaseError)) throw error;
     });
   }
 
   async #end(): Promise<void> {
     const tell = async (verb: string) => {
-      if (this.session) await this.call(this.session, `SELECT eskit_lease.${verb}($1::uuid)`, [this.session]);
+      if (this.session) await this.giveBack(this.session, `SELECT eskit_lease.${verb}($1::uuid)`, [this.session]);
     };
     const idle = async () => {
       while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);

@@ -8,7 +8,7 @@ const ACQUIRE = `SELECT fence::text, trust_ms, reason
   FROM eskit_lease.lease_acquire($1::text, $2::uuid, queue => $3::boolean)`;
 const RELEASE = "SELECT eskit_lease.lease_release($1::text, $2::bigint)";
 const CANCEL = "SELECT eskit_lease.lease_cancel($1::text, $2::uuid)";
-const RELEASE_ANY = "SELECT FROM eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)";
+const RELEASE_ANY = "SELECT eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)";
 const RETRY = 1_000; // ms after an answer that gives no place in line, so that no ask will come
 
 /** Leadership of a name. It ends by `release`, or with the block of `await using`. */

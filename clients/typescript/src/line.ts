@@ -1,4 +1,5 @@
 import { once } from "node:events";
+import type { Socket } from "node:net";
 import pg, { type Client } from "pg";
 import { Closed, isBroken, NoConnection } from "./errors.js";
 import { Turns, within } from "./wait.js";
@@ -9,6 +10,8 @@ export type Connection = string | undefined | (() => Client | Promise<Client>);
 
 const IDLE = 10_000;
 const now = () => performance.now();
+/** The sockets below TLS. */
+const sockets = new WeakMap<Client, Socket>();
 
 /** Makes a connection, or throws at the time `until`. */
 export async function connect(connection: Connection, until: number): Promise<Client> {
@@ -16,6 +19,7 @@ export async function connect(connection: Connection, until: number): Promise<Cl
   const made = typeof connection === "function" ? connection() : new pg.Client(string);
   const client = await within(until - now(), Promise.resolve(made));
   client.on("error", () => {}); // the call that is under way fails
+  sockets.set(client, client.connection.stream as Socket);
   try {
     await within(until - now(), client.connect());
     return client;
@@ -25,8 +29,12 @@ export async function connect(connection: Connection, until: number): Promise<Cl
   }
 }
 
-/** Closes the socket without a word, which the peer may never answer. Resolves once it is closed. */
-export async function drop(client: Client): Promise<void> {
+/** Closes the socket without a word, which the peer may never answer. Resolves once it is closed. With `reset` it also
+ * discards what was sent and not delivered: else the kernel would go on sending it, and the call could arrive when
+ * nothing wants it any more. */
+export async function drop(client: Client, reset = false): Promise<void> {
+  const socket = sockets.get(client);
+  if (reset && socket?.remoteAddress) socket.resetAndDestroy(); // only TCP has an address
   const stream = client.connection.stream.destroy();
   if (!stream.closed) await once(stream, "close");
 }
@@ -53,7 +61,7 @@ export class Calls {
         });
         return (await within(until - now(), this.#client.query<Row>(text, values))).rows;
       } catch (error) {
-        if (isBroken(error)) await this.#drop();
+        if (isBroken(error)) await this.#drop(true);
         throw error;
       } finally {
         this.#idle = setTimeout(() => this.#drop(), IDLE).unref();
@@ -68,9 +76,9 @@ export class Calls {
     clearTimeout(this.#idle);
   }
 
-  async #drop(): Promise<void> {
+  async #drop(reset = false): Promise<void> {
     const client = this.#client;
     this.#client = undefined;
-    if (client) await drop(client);
+    if (client) await drop(client, reset);
   }
 }

@@ -235,9 +235,17 @@ final class Keeper implements Core.Actions {
     /** Gives something back, which has no end but that of the session. */
     void settle(String session, String sql, Object... values) {
         try {
-            repeat(session, row -> true, sql, values);
+            repeat(session, row -> true, limited(sql), values);
         } catch (SQLException ended) { // nothing is left to give back
         }
+    }
+
+    /**
+     * Returns a statement, which must have no FROM, with a limit to its wait for fenced transactions: the server does not
+     * notice that a call is given up, and would go on waiting beside the next one.
+     */
+    private String limited(String sql) {
+        return sql + " FROM set_config('lock_timeout', '" + (long) ttl / 4 + " ms', true)";
     }
 
     static boolean passes(SQLException error) {
@@ -384,7 +392,7 @@ final class Keeper implements Core.Actions {
         String closing = session;
         while (closing != null && closing.equals(session)) {
             try {
-                rows(closing, row -> true, "SELECT eskit_lease.session_close(?::uuid)", closing);
+                rows(closing, row -> true, limited("SELECT eskit_lease.session_close(?::uuid)"), closing);
                 break;
             } catch (SQLException error) {
                 if (!passes(error) || now() + 100 > closeBy) break; // the session ends with its TTL

@@ -267,7 +267,7 @@ public final class Leases implements AutoCloseable {
             String seconds = String.valueOf((ttl.toMillis() + 1_999) / 2_000);
             for (String limit : new String[] {"connectTimeout", "socketTimeout", "loginTimeout"})
                 limits.setProperty(limit, seconds);
-            return DriverManager.getConnection(jdbcUrl(url, limits), limits);
+            return ResettableSockets.connect(jdbcUrl(url, limits), limits);
         }
     }
 

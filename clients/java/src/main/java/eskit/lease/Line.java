@@ -70,6 +70,7 @@ final class Line {
         Connection gone = connection;
         if (gone == null) return; // `connect` sees that the line is dropped
         daemon("eskit-lease abort", () -> {
+                    ResettableSockets.reset(gone);
                     try {
                         gone.abort(Runnable::run);
                     } catch (SQLException ignored) { // it is closed already
