@@ -57,7 +57,8 @@ async function open(command: Command): Promise<void> {
   tell("opened", command, { session: leases.session });
 }
 
-/** Runs one transaction after another until the scope is to end. */
+/** Runs one transaction after another until the scope is to end. A partition's ends by an error of a lease, so that its
+ * work begins anew; a leader's goes on. */
 async function repeat(
   command: Command,
   scope: Lead | Partition,
@@ -76,7 +77,7 @@ async function repeat(
     } catch (error) {
       const known = [Lost, Refused, Unsure].find((kind) => error instanceof kind);
       tell(known?.name.toLowerCase() ?? "error", command, { ...told, message: String(error) });
-      if (known) throw error;
+      if (known && "partition" in scope) throw error;
     }
     const pause = AbortSignal.any([scope.signal, scope.draining, stop]);
     await sleep((command.every ?? 0.01) * 1000, undefined, { signal: pause }).catch(() => {});
@@ -93,7 +94,7 @@ async function lead(command: Command, stop: AbortSignal): Promise<void> {
         command.name,
         scope.fence,
       ]);
-    await repeat(command, scope, stop, {}, "wrote", write).catch(() => {});
+    await repeat(command, scope, stop, {}, "wrote", write);
     await scope.release();
     tell("ended", command, { fence: scope.fence });
   }

@@ -288,7 +288,7 @@ export class Keeper {
     if (action.do === "open") [text, values] = [OPEN, [name, `${this.ttl} ms`, action.takeover]];
     if (action.do === "wait") [text, values] = [WAIT, [this.session, action.revision, `${action.timeoutMs} ms`]];
     let answer = await line.query<Row>(text, values).catch((error: Error) => error);
-    if (text === WATCH && answer instanceof Error && !isBroken(answer)) {
+    if (text === WATCH && answer instanceof Error && !isBroken(answer) && sqlstate(answer) !== "LF003") {
       this.warn(`cannot watch ${watch}: ${answer.message}`);
       answer = await line.query<Row>(BEAT, [this.session]).catch((error: Error) => error); // trust must not end by it
     }
