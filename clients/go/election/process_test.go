@@ -32,11 +32,17 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// instance takes part in the election of each subscription, and holds the lock "lock" whenever it can, until SIGTERM.
-// While it leads it writes, under guard.
+// instance takes part in the election of each subscription, and in the turns of a lock, until SIGTERM. While it leads it
+// writes, under guard.
 func instance(name, run string) error {
 	ctx := context.Background()
-	db, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	config, err := pgxpool.ParseConfig(os.Getenv("DATABASE_URL"))
+	if err != nil {
+		return err
+	}
+	// Otherwise a process that is stopped within a guarded transaction keeps its lease.
+	config.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "500"
+	db, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err
 	}
@@ -57,8 +63,12 @@ func instance(name, run string) error {
 		}
 		go func() { _ = elector.RunForever(ctx) }()
 	}
-	if release, err := (election.Locks{Leases: leases}).Acquire(ctx, run+"lock"); err == nil {
-		<-leases.Draining()
+	for {
+		release, err := election.Locks{Leases: leases}.Acquire(ctx, run+"lock")
+		if err != nil {
+			break // it drains
+		}
+		time.Sleep(20 * time.Millisecond)
 		release()
 	}
 	<-leases.Draining()
@@ -96,7 +106,7 @@ func TestProcesses(t *testing.T) {
 		consumer text)`); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _, _ = db.Exec(context.Background(), `DROP TABLE election_writes`) }()
+	t.Cleanup(func() { _, _ = db.Exec(context.Background(), `DROP TABLE election_writes`) }) // once all are killed
 	run := unique + t.Name()
 	started := map[string]*exec.Cmd{}
 	start := func(name string) {
@@ -107,19 +117,32 @@ func TestProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 		started[name] = c
-		t.Cleanup(func() { _ = c.Process.Kill() })
+		t.Cleanup(func() {
+			_ = c.Process.Kill()
+			_ = c.Wait()
+		})
 	}
-	holds := func(names ...string) (n int) { // how many of the names, one of which is the lock
+	holds := func(names ...string) (n int) { // how many subscriptions
 		for i := range names {
 			names[i] = unique + names[i]
 		}
 		if err := db.QueryRow(context.Background(), `SELECT count(*) FROM eskit_lease.leases WHERE state = 'held'
-			AND resource LIKE $1 || '%' AND consumer = ANY ($2)`, run, names).Scan(&n); err != nil {
+			AND resource LIKE $1 || '%' AND resource <> $1 || 'lock' AND consumer = ANY ($2)`, run, names).Scan(&n); err != nil {
 			t.Error(err)
 		}
 		return n
 	}
-	const all = subscriptions + 1
+	const all = subscriptions
+	locks := election.Locks{Leases: open(t, "watcher")}
+	locked := func() bool { // waits in line for the lock
+		ctx, cancel := context.WithTimeout(t.Context(), 3*ttl)
+		defer cancel()
+		release, err := locks.Acquire(ctx, run+"lock")
+		if err == nil {
+			release()
+		}
+		return err == nil
+	}
 	within := func(limit time.Duration, what string, is func() bool) {
 		t.Helper()
 		began := time.Now()
@@ -139,6 +162,7 @@ func TestProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	within(ttl+time.Second, "others have all after a kill", func() bool { return holds("stopped", "drained", "last") == all })
+	within(ttl+time.Second, "the lock is free after a kill", locked)
 
 	if err := started["stopped"].Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -147,6 +171,7 @@ func TestProcesses(t *testing.T) {
 	if err := started["stopped"].Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
+	within(ttl+time.Second, "the lock is free after a stop", locked)
 	time.Sleep(ttl / 4) // it writes, if it can
 
 	drain := func(name string, then func() bool) {
