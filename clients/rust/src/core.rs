@@ -15,7 +15,7 @@ const FIRST_REOPEN: Duration = Duration::from_secs(1);
 const LONGEST_REOPEN: Duration = Duration::from_secs(60);
 const ERROR_PAUSE: Duration = Duration::from_secs(1);
 const CUT_SHORT: &str = "57014";
-const ENDED: [&str; 2] = ["LF003", "55000"]; // 55000: a server before 0.3.0
+pub(crate) const ENDED: [&str; 2] = ["LF003", "55000"]; // 55000: a server before 0.3.0
 
 /// What a heartbeat, a wait or `session_open` answers.
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! The keeper of one session: its connection, and a second one for all other calls.
 
-use crate::core::{Action, Answer, Core};
-use crate::error::{Error, State, with_causes};
+use crate::core::{Action, Answer, Core, ENDED};
+use crate::error::{Error, State, is_of_statement, with_causes};
 use crate::line::{Connect, Line};
 use crate::settings::{Builder, default_name};
 use std::collections::{HashMap, hash_map::RandomState};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::{io, mem, time::Duration, time::Instant};
 use tokio::time::{sleep, sleep_until, timeout};
 use tokio::{runtime::Handle, sync, sync::watch};
-use tokio_postgres::Row;
+use tokio_postgres::{Row, error::SqlState};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
@@ -138,6 +138,14 @@ impl Keeper {
         turn
     }
 
+    /// Begins to watch the table, if there is one. Fails as the heartbeats of the keeper only tell the log.
+    pub async fn watch(self: &Arc<Self>) -> Result<(), Error> {
+        if let (Some(table), Some(session)) = (&self.watch, self.now().1) {
+            self.call(&session, WATCH, &[&session, table]).await?;
+        }
+        Ok(())
+    }
+
     pub fn last_error(&self) -> Option<Error> {
         self.kept().error.take()
     }
@@ -208,7 +216,13 @@ impl Keeper {
             (Action::Wait { timeout, revision }, _) => {
                 line.query(WAIT, &[&session, &revision.to_string(), &in_ms(timeout)]).await
             }
-            (_, Some(watch)) => line.query(WATCH, &[&session, watch]).await,
+            (_, Some(table)) => match line.query(WATCH, &[&session, table]).await {
+                Err(error) if cannot_watch(&error) => {
+                    log!(warn, "eskit_lease {}: cannot watch {table}: {}", self.name, with_causes(&error));
+                    line.query(BEAT, &[&session]).await
+                }
+                done => done,
+            },
             (_, None) => line.query(BEAT, &[&session]).await,
         };
         match done.map_err(Error::from).and_then(|rows| answer_of(rows.first())) {
@@ -284,6 +298,10 @@ impl Keeper {
             Err(error) if error.of_server().is_none() => second.0 = None,
             _ => (),
         }
+        if self.now().0 == State::Closed {
+            *second = (None, None); // which was being made when the keeper closed
+            return done;
+        }
         let keeper = self.clone();
         second.1 = Some(self.spawn(async move {
             sleep(IDLE).await;
@@ -357,6 +375,11 @@ fn in_ms(duration: Duration) -> String {
 
 pub(crate) fn timed_out() -> Error {
     Error::Other(io::Error::from(io::ErrorKind::TimedOut).into())
+}
+
+/// Tells whether the table cannot be watched: whatever the reason, the session still needs its heartbeat.
+fn cannot_watch(error: &tokio_postgres::Error) -> bool {
+    error.code().map(SqlState::code).is_some_and(|code| is_of_statement(code) && !ENDED.contains(&code))
 }
 
 /// Reads the columns that all heartbeats have.

@@ -131,7 +131,7 @@ impl Hold {
             tokio::select! {
                 () = self.end.cancelled() => return stays,
                 _ = self.asks.changed(), if !grant.over.is_cancelled() => {
-                    match self.acquire(&grant.session, true).await {
+                    match self.acquire(&grant.session, false).await {
                         Ok((fence, reason)) if fence == Some(grant.fence) && reason == "already_held" => continue,
                         Err(Error::Lost(_)) => (),
                         _ => stays = false,

@@ -30,10 +30,15 @@ impl Builder {
         let (patience, open) = (self.patience, CancellationToken::new());
         let keeper = Keeper::start(self, open.clone())?;
         let leases = Leases { keeper: keeper.clone(), _open: Arc::new(open.drop_guard()) };
-        if let Ok(Ok(_)) = timeout(patience, keeper.trusted(&keeper.stop)).await {
-            return Ok(leases);
-        }
-        let error = keeper.last_error().unwrap_or_else(timed_out);
+        let opened = async {
+            keeper.trusted(&keeper.stop).await?;
+            keeper.watch().await
+        };
+        let error = match timeout(patience, opened).await {
+            Ok(Ok(())) => return Ok(leases),
+            Ok(Err(error)) => error,
+            Err(_) => keeper.last_error().unwrap_or_else(timed_out),
+        };
         leases.close().await;
         Err(error)
     }

@@ -3,7 +3,7 @@
 use eskit_lease::{BoxError, Builder, Error, Leases, State};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
@@ -342,6 +342,84 @@ async fn what_cannot_be_opened_says_why() -> Done {
     });
     let panics = panics.patience(Duration::from_millis(300)).open().await;
     assert!(matches!(panics, Err(Error::Other(panic)) if panic.to_string().contains("panic")));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_connection_that_is_being_made_has_a_deadline_and_is_closed() -> Done {
+    let silent = TcpListener::bind("127.0.0.1:0").await?;
+    let dsn = format!("postgresql://x@{}/x", silent.local_addr()?);
+    let began = Instant::now();
+    // The keeper gives the first try up after half of the TTL, and is closed while it makes the second.
+    let opening = Leases::builder(&dsn).ttl(Duration::from_secs(2)).patience(Duration::from_millis(1_500)).open();
+    let failed = opening.await;
+    assert!(matches!(&failed, Err(Error::Other(error)) if error.to_string().contains("timed out")));
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    for _ in 0..2 {
+        let (mut made, _) = timeout(Duration::from_secs(1), silent.accept()).await??;
+        timeout(Duration::from_secs(1), made.read_to_end(&mut Vec::new())).await??;
+    }
+    assert!(timeout(Duration::from_millis(500), silent.accept()).await.is_err(), "it connects after its end");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_table_that_cannot_be_watched_is_told_and_ends_no_trust() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (db, table) = (client(&dsn).await?, name("unwatched").replace('-', "_"));
+    let opened = Leases::builder(&dsn).watch(&table).open().await;
+    let code = opened.err().and_then(|error| error.code().map(|code| code.code().to_owned()));
+    assert_eq!(code.as_deref(), Some("42P01"));
+
+    db.batch_execute(&format!("CREATE TABLE {table} (position bigint DEFAULT eskit_lease.position_next())")).await?;
+    let leases = Leases::builder(&dsn).ttl(Duration::from_secs(2)).watch(&table).open().await?;
+    let lead = leases.lead(&table).await?;
+    db.batch_execute(&format!("DROP TABLE {table}")).await?;
+    let cut = "SELECT count(pg_terminate_backend(pid)) > 0 FROM pg_stat_activity
+               WHERE query LIKE '%session\\_w%' AND pid <> pg_backend_pid() AND $1 <> ''";
+    until(&db, cut, &table).await?;
+    sleep(Duration::from_secs(3)).await;
+    assert!(lead.is_trusted() && leases.state() == State::Trusted);
+    leases.close().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lease_that_was_taken_away_is_not_kept_under_another_fence() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (leases, name, db) = (open(&dsn).await?, name("taken"), client(&dsn).await?);
+    let lead = leases.lead(&name).await?;
+    let take = "SELECT eskit_lease.lease_force_release($1, $2, 'a test')";
+    db.execute(take, &[&name, &lead.fence()]).await?;
+    timeout(Duration::from_secs(5), lead.cancelled()).await?; // it has asked, and has got a fence that is not its own
+    assert!(!lead.is_trusted());
+    lead.release().await;
+    let has = "SELECT NOT EXISTS (SELECT FROM eskit_lease.leases WHERE resource = $1 AND state = 'held')
+               AND NOT EXISTS (SELECT FROM eskit_lease.waiters WHERE resource = $1)";
+    assert!(db.query_one(has, &[&name]).await?.get::<_, bool>(0));
+    leases.close().await;
+    Ok(())
+}
+
+/// A fenced transaction of a holder that is gone is in the way, and nobody is told of its end.
+#[tokio::test]
+async fn a_refusal_that_gives_no_place_is_asked_again() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (mut gone, db, name) = (client(&dsn).await?, client(&dsn).await?, name("busy"));
+    let open = "SELECT a.fence FROM eskit_lease.session_open('gone', '1 s') AS s, eskit_lease.lease_acquire($1, s.session) AS a";
+    let fence: i64 = db.query_one(open, &[&name]).await?.get(0);
+    let tx = gone.transaction().await?;
+    tx.execute("SELECT eskit_lease.fence_check($1, $2)", &[&name, &fence]).await?;
+    sleep(Duration::from_millis(1_500)).await;
+    let leases = Leases::builder(&dsn).ttl(Duration::from_secs(600)).open().await?;
+    let leading = leases.lead(&name);
+    let (lead, committed) = tokio::join!(timeout(Duration::from_secs(5), leading), async {
+        sleep(Duration::from_millis(500)).await;
+        tx.commit().await
+    });
+    committed?;
+    lead??.release().await;
+    leases.close().await;
     Ok(())
 }
 
