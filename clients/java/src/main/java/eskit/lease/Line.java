@@ -70,7 +70,6 @@ final class Line {
         Connection gone = connection;
         if (gone == null) return; // `connect` sees that the line is dropped
         daemon("eskit-lease abort", () -> {
-                    ResettableSockets.reset(gone);
                     try {
                         gone.abort(Runnable::run);
                     } catch (SQLException ignored) { // it is closed already
@@ -82,7 +81,7 @@ final class Line {
     /** Closes the connection politely, after the call under way. */
     void close() {
         call(gone -> {
-            gone.close();
+            ResettableSockets.close(gone);
             return null;
         });
         thread.shutdown();

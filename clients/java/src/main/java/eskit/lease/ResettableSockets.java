@@ -1,8 +1,8 @@
 package eskit.lease;
 
-import java.io.IOException;
 import java.net.InetAddress;
 import java.net.Socket;
+import java.net.SocketException;
 import java.sql.Connection;
 import java.sql.DriverManager;
 import java.sql.SQLException;
@@ -15,7 +15,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import javax.net.SocketFactory;
 
 /**
- * Makes sockets that can be reset, for connections whose call may be given up. A reset discards what was sent and not
+ * Makes sockets that are reset, for connections whose call may be given up. A reset discards what was sent and not
  * delivered; after a mere close the kernel would go on sending it, and the call could arrive when nothing wants it any
  * more. Not for your code: it is public because the driver makes it, by its name.
  */
@@ -36,20 +36,25 @@ public final class ResettableSockets extends SocketFactory {
         properties.setProperty("socketFactoryArg", key);
         try {
             Connection made = DriverManager.getConnection(url, properties);
-            CONNECTED.put(made, CONNECTING.get(key));
+            Socket socket = CONNECTING.get(key);
+            CONNECTED.put(made, socket);
+            setResets(socket, true);
             return made;
         } finally {
             CONNECTING.remove(key);
         }
     }
 
-    /** Resets the connection, if it was made here. */
-    static void reset(Connection connection) {
-        Socket socket = CONNECTED.get(connection);
-        if (socket == null) return;
-        try (socket) {
-            socket.setSoLinger(true, 0);
-        } catch (IOException ignored) { // it is closed already
+    /** Closes the connection politely. Any other end of it, also one by the driver's own time limit, resets it. */
+    static void close(Connection connection) throws SQLException {
+        setResets(CONNECTED.get(connection), false);
+        connection.close();
+    }
+
+    private static void setResets(Socket socket, boolean resets) {
+        try {
+            if (socket != null) socket.setSoLinger(resets, 0);
+        } catch (SocketException ignored) { // it is closed already
         }
     }
 
