@@ -372,11 +372,11 @@ async fn a_table_that_cannot_be_watched_is_told_and_ends_no_trust() -> Done {
     assert_eq!(code.as_deref(), Some("42P01"));
 
     db.batch_execute(&format!("CREATE TABLE {table} (position bigint DEFAULT eskit_lease.position_next())")).await?;
-    let leases = Leases::builder(&dsn).ttl(Duration::from_secs(2)).watch(&table).open().await?;
+    let own = format!("{dsn}{}application_name={table}", if dsn.contains('?') { '&' } else { '?' });
+    let leases = Leases::builder(&own).ttl(Duration::from_secs(2)).watch(&table).open().await?;
     let lead = leases.lead(&table).await?;
     db.batch_execute(&format!("DROP TABLE {table}")).await?;
-    let cut = "SELECT count(pg_terminate_backend(pid)) > 0 FROM pg_stat_activity
-               WHERE query LIKE '%session\\_w%' AND pid <> pg_backend_pid() AND $1 <> ''";
+    let cut = "SELECT count(pg_terminate_backend(pid)) > 0 FROM pg_stat_activity WHERE application_name = $1";
     until(&db, cut, &table).await?;
     sleep(Duration::from_secs(3)).await;
     assert!(lead.is_trusted() && leases.state() == State::Trusted);
@@ -408,6 +408,7 @@ async fn a_refusal_that_gives_no_place_is_asked_again() -> Done {
     let (mut gone, db, name) = (client(&dsn).await?, client(&dsn).await?, name("busy"));
     let open = "SELECT a.fence FROM eskit_lease.session_open('gone', '1 s') AS s, eskit_lease.lease_acquire($1, s.session) AS a";
     let fence: i64 = db.query_one(open, &[&name]).await?.get(0);
+    gone.batch_execute("SET idle_in_transaction_session_timeout = 0").await?;
     let tx = gone.transaction().await?;
     tx.execute("SELECT eskit_lease.fence_check($1, $2)", &[&name, &fence]).await?;
     sleep(Duration::from_millis(1_500)).await;
