@@ -384,6 +384,25 @@ def test_an_ask_that_arrives_late_brings_nothing(alone, verb):
     assert not program.all("cancelled", id="warm")
 
 
+def test_a_release_that_is_given_up_does_not_go_on_waiting(alone):
+    """It waits for a fenced transaction, longer than a call may take. Only its last repetition waits on the server."""
+    program = alone.start()
+    lead([program])
+    fence = program.wait("granted")["fence"]
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%lease_release%%' AND wait_event_type = 'Lock'"
+    with alone.server.connect(alone.dbname) as conn:
+        conn.execute("SET idle_in_transaction_session_timeout = 0")
+        with conn.transaction():
+            conn.execute("SELECT eskit_lease.fence_check('x', %s)", (fence,))
+            since = program.do("stop", id="x")
+            wait_until(lambda: alone.has(waiting) == 1)
+            until = time.monotonic() + 3 * TTL
+            while time.monotonic() < until:
+                assert alone.has(waiting) <= 1
+                time.sleep(TTL / 20)
+    program.wait("stopped", since)
+
+
 MISUSES = {"before_open", "after_close", "open_twice", "no_transaction", "ended_scope", "two_threads"}
 
 
