@@ -1,6 +1,6 @@
 //! The protocol of the keeper's connection, without a connection: events with their times in, actions out.
 //!
-//! `clients/README.md` of the repository is the protocol in words, and `clients/vectors` is what this core must do.
+//! `clients/PROTOCOL.md` of the repository is the protocol in words, and `clients/vectors` is what this core must do.
 //! Times are durations since the keeper began, on a monotonic clock.
 
 use crate::error::State;

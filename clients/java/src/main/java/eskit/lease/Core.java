@@ -4,7 +4,7 @@ import java.util.function.DoubleSupplier;
 
 /**
  * The protocol of the keeper's connection, without a connection: events with their times in, actions out. The page
- * clients/README.md says it in words, and clients/vectors has cases. Times are milliseconds of a monotonic clock.
+ * clients/PROTOCOL.md says it in words, and clients/vectors has cases. Times are milliseconds of a monotonic clock.
  */
 final class Core {
     static final double NEVER = Double.NEGATIVE_INFINITY, ALWAYS = Double.POSITIVE_INFINITY;

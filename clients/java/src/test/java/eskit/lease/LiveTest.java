@@ -368,7 +368,7 @@ class LiveTest {
         assertTrue(error.getSQLState().startsWith("08"), error.toString());
     }
 
-    // ---- what clients/README.md says of refusals, restarts and ends ----
+    // ---- what clients/PROTOCOL.md says of refusals, restarts and ends ----
 
     @Test
     void aRefusalTellsNothingAboutTrust() throws Exception {
