@@ -1,6 +1,7 @@
 """The documentation is consistent: all link targets exist, and every page is linked to."""
 
 import hashlib
+import json
 import re
 
 from conftest import ROOT, once
@@ -71,3 +72,8 @@ def test_pictures_are_read_at_800_pixels():
     assert (wide, small) == ([], [])
     shown = {(page.parent / picture).resolve() for page in PAGES for picture in re.findall(r"!\[[^]]+\]\(([^)]+)\)", page.read_text())}
     assert set(pictures) == {picture for picture in shown if picture.suffix == ".svg"}
+
+
+def test_the_case_on_the_page_of_the_protocol_is_a_vector():
+    (shown,) = re.findall(r"^```json\n(.*?)^```", (ROOT / "clients/PROTOCOL.md").read_text(), re.M | re.S)
+    assert json.loads(shown) in json.loads((ROOT / "clients/vectors/keeper.json").read_text())
