@@ -42,23 +42,39 @@ public final class Attempt extends Scope {
 
     static Outcome once(Keeper keeper, String key, Function function) throws Exception {
         Runnable turn = keeper.turns.take("once " + key, Core.ALWAYS);
+        String asked = null; // the session that may have an attempt which has not begun
         try {
             while (true) {
                 String session = keeper.trusted(Core.ALWAYS);
                 long noted = keeper.asks();
                 Begin begin = begin(keeper, key, session);
+                asked = begin == null || begin.fence != 0 ? session : null;
                 if (begin != null && begin.fence == 0) return new Outcome(false, begin.state, begin.result);
                 if (begin != null) {
+                    if (keeper.used.contains(key + " " + begin.fence)) { // and the server refused to end it
+                        asked = null;
+                        if (keeper.fail(session, FAIL, key, begin.fence, "its end was refused", false)) continue;
+                        return new Outcome(false, "running", null);
+                    }
                     Attempt attempt = new Attempt(keeper, key, session, begin.fence);
-                    if (keeper.begin(attempt)) return attempt.run(function);
-                    // Asked again, the session gets this fence again. If it is not to ask again, the key is free.
-                    if (keeper.isStopping()) keeper.settle(session, FAIL, key, begin.fence, "not begun", true);
+                    if (keeper.begin(attempt)) {
+                        asked = null;
+                        return attempt.run(function);
+                    }
                 }
                 keeper.await(() -> keeper.asks() > noted, keeper.retryAt());
             }
         } finally {
-            turn.run();
+            String session = asked;
+            if (session == null) turn.run();
+            else keeper.giveBack(session, () -> abandon(keeper, key, session), turn);
         }
+    }
+
+    /** Frees the key from an attempt that has not begun: asked again, the session gets its fence. */
+    private static void abandon(Keeper keeper, String key, String session) throws SQLException {
+        long fence = keeper.repeat(session, row -> row.getLong(2), BEGIN, key, session);
+        if (fence != 0) keeper.fail(session, FAIL, key, fence, "not begun", true);
     }
 
     /** Begins an attempt; null if no answer came. Asked again, the session gets the fence of its own attempt again. */
@@ -77,6 +93,10 @@ public final class Attempt extends Scope {
         }
     }
 
+    private void fail(Throwable error, boolean retry) {
+        if (!keeper.fail(session(), FAIL, name(), fence(), error, retry)) keeper.used.add(name() + " " + fence());
+    }
+
     private Outcome run(Function function) throws Exception {
         try {
             String result;
@@ -85,12 +105,14 @@ public final class Attempt extends Scope {
             } catch (Throwable error) {
                 // The next call may run the function again, unless it is unknown how far this one came.
                 boolean known = !(error instanceof Lost) && !(error instanceof Unsure);
-                keeper.settle(session(), FAIL, name(), fence(), String.valueOf(error), known);
+                fail(error, known);
                 throw error;
             }
             try {
                 keeper.repeat(session(), row -> true, FINISH, name(), fence(), result);
             } catch (SQLException error) {
+                // Refused, as it is no JSON, say. Asked again, the server would answer this fence, which is used.
+                if (!Keeper.passes(error)) fail(error, false);
                 throw LeaseException.of(error);
             }
             return new Outcome(true, "done", result);

@@ -14,6 +14,7 @@ import java.util.concurrent.locks.ReentrantLock;
 /** The keeper's second connection: one call at a time. It opens with the first, and closes after a while without. */
 final class Calls {
     private static final long IDLE_SECONDS = 10;
+    private static final double SURELY_OPEN = 100; // ms after a call
 
     private final Callable<Connection> connector;
     private final double limit; // ms, for each call
@@ -22,6 +23,7 @@ final class Calls {
     private volatile double closeBy = Core.ALWAYS; // no call begins or goes on after this
     private Line line;
     private long count;
+    private double last; // when the last call ended
 
     Calls(Callable<Connection> connector, double limit, Executor pool) {
         this.connector = connector;
@@ -35,23 +37,41 @@ final class Calls {
         try {
             double left = Math.min(limit, closeBy - Line.now());
             if (left <= 0) throw new SQLException("the keeper is closed", "08003");
+            if (line != null && Line.now() > last + SURELY_OPEN && !isOpen()) {
+                line.drop();
+                line = null;
+            }
             if (line == null) line = new Line("eskit-lease calls", connector);
             return line.call(connection -> Line.rows(connection, map, sql, values))
                     .orTimeout((long) left + 1, TimeUnit.MILLISECONDS)
                     .join();
         } catch (CompletionException failed) {
             Throwable cause = failed.getCause();
-            if (Line.isBroken(cause)) {
+            boolean up = line.isUp();
+            if (!up || Line.isBroken(cause)) {
                 line.drop();
                 line = null;
             }
-            if (!(cause instanceof SQLException error)) throw new SQLException("no answer: " + cause, "08006", cause);
+            if (!up || !(cause instanceof SQLException error))
+                throw new SQLException("no answer: " + cause, "08006", cause);
             throw "LF003".equals(error.getSQLState()) ? new Lost(error.getMessage(), error) : error;
         } finally {
-            long last = ++count;
+            last = Line.now();
+            long mine = ++count;
             CompletableFuture.delayedExecutor(IDLE_SECONDS, TimeUnit.SECONDS, pool)
-                    .execute(() -> closeAfter(last));
+                    .execute(() -> closeAfter(mine));
             turn.unlock();
+        }
+    }
+
+    /** A call on a connection that has closed while it was idle would be lost, or so it would seem. */
+    private boolean isOpen() {
+        try {
+            return line.call(Line::look)
+                    .orTimeout((long) limit, TimeUnit.MILLISECONDS)
+                    .join();
+        } catch (CompletionException broken) {
+            return false;
         }
     }
 

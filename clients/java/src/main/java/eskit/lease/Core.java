@@ -156,6 +156,12 @@ final class Core {
         tick(now);
     }
 
+    /** The keeper closes the session itself. */
+    void giveUp(double now) {
+        ended(now, false);
+        tick(now);
+    }
+
     /** Time has passed. */
     void tick(double now) {
         if (handedOut && now >= trustedUntil) {
@@ -232,7 +238,10 @@ final class Core {
      * name: two such processes must not end each other for ever.
      */
     private void ended(double now) {
-        boolean taken = now < trustedUntil;
+        ended(now, now < trustedUntil);
+    }
+
+    private void ended(double now, boolean taken) {
         if (handedOut) actions.cancel();
         session = null;
         handedOut = asksFirst = false;

@@ -32,6 +32,7 @@ public final class Item extends Scope {
     }
 
     private final Claim claim;
+    private boolean begun; // the handler
 
     private Item(Keeper keeper, String queue, String session, Claim claim) {
         super(keeper, queue, session, claim.fence);
@@ -74,7 +75,8 @@ public final class Item extends Scope {
         private final DataSource source;
         private final Handler handler;
         private final Set<Claim> begun = ConcurrentHashMap.newKeySet();
-        private boolean unknown; // a claim without an answer may have been committed
+        private double straysUntil = Core.NEVER; // a claim without an answer may be committed until then
+        private volatile double restsUntil = Core.NEVER; // as there was no connection for a handler
 
         Worker(Keeper keeper, String queue, int concurrency, DataSource source, Handler handler) {
             super(keeper);
@@ -91,13 +93,14 @@ public final class Item extends Scope {
 
         @Override
         double round(String session) throws SQLException {
+            if (straysUntil > Core.NEVER && !unclaimStrays(session)) return now();
+            if (now() < restsUntil) return restsUntil;
             int wanted = Math.min(concurrency - begun.size(), LARGEST_CLAIM);
             List<Claim> claims;
             try {
-                if (unknown) unclaimUnknown(session);
                 claims = keeper.rows(session, Claim::of, CLAIM, queue, session, wanted);
             } catch (SQLException error) {
-                unknown |= Line.isBroken(error);
+                if (Line.isBroken(error)) straysUntil = now() + 2 * keeper.ttl;
                 throw error;
             }
             for (Claim claim : claims) {
@@ -105,14 +108,28 @@ public final class Item extends Scope {
                 if (keeper.begin(item)) start(item);
                 else unclaim(session, claim);
             }
-            return claims.size() < wanted ? Core.ALWAYS : now();
+            if (claims.size() == wanted) return now();
+            return straysUntil > Core.NEVER ? now() + keeper.ttl / 2 : Core.ALWAYS;
         }
 
-        private void unclaimUnknown(String session) throws SQLException {
-            for (Claim claim : keeper.rows(session, Claim::of, CLAIMED, queue, session)) {
-                if (!begun.contains(claim)) unclaim(session, claim);
+        /**
+         * Gives back what a claim without an answer has claimed. It may be committed late, so this looks again and again.
+         * Returns false if that ended the session.
+         */
+        private boolean unclaimStrays(String session) throws SQLException {
+            boolean isLast = now() > straysUntil;
+            try {
+                for (Claim claim : keeper.repeatAll(session, Claim::of, CLAIMED, queue, session)) {
+                    if (!begun.contains(claim)) unclaim(session, claim);
+                }
+            } catch (SQLException error) {
+                if (!"42501".equals(error.getSQLState())) throw error;
+                straysUntil = Core.NEVER;
+                keeper.giveUp(session, "a claim had no answer, and only grant_monitor shows what it got: " + error);
+                return false;
             }
-            unknown = false;
+            if (isLast) straysUntil = Core.NEVER;
+            return true;
         }
 
         private void unclaim(String session, Claim claim) {
@@ -128,13 +145,16 @@ public final class Item extends Scope {
         private void handle(Item item) {
             try (Connection connection = source.getConnection()) {
                 item.run(() -> Fenced.transact(item, connection, transaction -> {
+                    item.begun = true;
                     handler.handle(item, transaction);
                     return Line.run(transaction, DONE, item.id(), item.fence());
                 }));
             } catch (Throwable error) {
-                keeper.log(Level.WARNING, "item " + item.id() + " of " + queue + " failed: " + error);
+                String how = item.begun ? " failed: " : " could not begin: ";
+                keeper.log(Level.WARNING, "item " + item.id() + " of " + queue + how + Keeper.storable(error));
                 // LF001 says that the item was done after all.
-                keeper.settle(item.session(), FAIL, item.id(), item.fence(), String.valueOf(error));
+                if (item.begun) keeper.fail(item.session(), FAIL, item.id(), item.fence(), error);
+                else rest(item);
             } finally {
                 item.finish();
                 begun.remove(item.claim);
@@ -143,9 +163,22 @@ public final class Item extends Scope {
             }
         }
 
+        /** No connection, as from a pool that is used up, is no fault of the item: that takes no attempt from it. */
+        private void rest(Item item) {
+            restsUntil = now() + 1_000;
+            unclaim(item.session(), item.claim);
+        }
+
         @Override
         void stop() throws InterruptedException {
             keeper.await(begun::isEmpty, Core.ALWAYS);
+            String session = keeper.session();
+            if (straysUntil == Core.NEVER || session == null) return;
+            try {
+                unclaimStrays(session);
+            } catch (SQLException error) {
+                keeper.log(Level.WARNING, "items of " + queue + " may stay claimed by the session: " + error);
+            }
         }
     }
 }

@@ -25,11 +25,12 @@ import java.util.function.DoubleConsumer;
 final class Keeper implements Core.Actions {
     private static final System.Logger LOG = System.getLogger("eskit.lease");
     /** Errors after which a call on the second connection may succeed when it is repeated. */
-    private static final Set<String> PASSING = Set.of("55P03", "57014");
+    private static final Set<String> PASSING = Set.of("55P03", "57014", "40001", "40P01");
 
     final double ttl; // ms
     final ExecutorService pool = Executors.newCachedThreadPool(work -> Line.daemon("eskit-lease", work));
     final Turns turns = new Turns();
+    final Set<String> used = ConcurrentHashMap.newKeySet(); // keys with fences whose end the server has refused
     private final Settings settings;
     private final SessionSql sql;
     private final Calls calls;
@@ -97,7 +98,12 @@ final class Keeper implements Core.Actions {
     }
 
     void log(Level level, String line) {
-        tell(() -> LOG.log(level, "keeper " + settings.name() + ": " + line));
+        tell(() -> log(level, settings.name(), line));
+    }
+
+    /** Has a name, as java.util.logging tells the method that logs. */
+    private static void log(Level level, String name, String line) {
+        LOG.log(level, "keeper " + name + ": " + line);
     }
 
     /** Logging and hooks run in order, on threads of their own: they may be slow. */
@@ -167,7 +173,7 @@ final class Keeper implements Core.Actions {
     /** Tells the core what became of a call on its connection, unless it has another one by now. */
     private void happen(Line of, Throwable error, DoubleConsumer success) {
         event(now -> {
-            if (error != null && Line.isBroken(error)) of.drop();
+            if (error != null && (!of.isUp() || Line.isBroken(error))) of.drop();
             if (line != of) return;
             if (error == null) {
                 warned = null;
@@ -175,7 +181,7 @@ final class Keeper implements Core.Actions {
                 return;
             }
             lastError = error;
-            if (error instanceof SQLException refused && !Line.isBroken(error)) {
+            if (error instanceof SQLException refused && of.isUp() && !Line.isBroken(error)) {
                 core.failed(now, refused.getSQLState());
             } else {
                 warn("a lost connection");
@@ -221,10 +227,14 @@ final class Keeper implements Core.Actions {
 
     /** Repeats a call that breaks, until the session is known to have ended, or half of the TTL after a close began. */
     <T> T repeat(String session, Line.Row<T> map, String sql, Object... values) throws SQLException {
+        return repeatAll(session, map, sql, values).get(0);
+    }
+
+    <T> List<T> repeatAll(String session, Line.Row<T> map, String sql, Object... values) throws SQLException {
         for (double pause = 100; ; pause = Math.min(2 * pause, 1_000)) {
             if (!session.equals(this.session)) throw new Lost("the session has ended", null);
             try {
-                return rows(session, map, sql, values).get(0);
+                return rows(session, map, sql, values);
             } catch (SQLException error) {
                 if (!passes(error) || now() + pause > calls.closeBy() - ttl / 2) throw error;
             }
@@ -232,12 +242,76 @@ final class Keeper implements Core.Actions {
         }
     }
 
-    /** Gives something back, which has no end but that of the session. */
-    void settle(String session, String sql, Object... values) {
+    /** What is done behind a caller that may have gone. */
+    interface Work {
+        void run() throws SQLException;
+    }
+
+    /** Finishes what a caller has left, whom no interrupt may keep from it. A close waits for it, as for a scope. */
+    void giveBack(String session, Work work, Runnable then) {
+        Handed open = new Handed() {
+            @Override
+            String session() {
+                return session;
+            }
+
+            @Override
+            void cancel() {}
+        };
+        scopes.add(open);
+        pool.execute(() -> {
+            try {
+                work.run();
+            } catch (SQLException error) {
+                if (!isSettled(error)) log(Level.WARNING, "something could not be given back: " + error);
+            } finally {
+                end(open);
+                then.run();
+            }
+        });
+    }
+
+    /** Gives something back, which has no end but that of the session. Returns whether nothing is left to give. */
+    boolean settle(String session, String sql, Object... values) {
         try {
-            repeat(session, row -> true, limited(sql), values);
-        } catch (SQLException ended) { // nothing is left to give back
+            return repeat(session, row -> true, limited(sql), values);
+        } catch (SQLException error) {
+            boolean settled = isSettled(error);
+            if (!settled) log(Level.WARNING, "something could not be given back: " + error);
+            return settled;
         }
+    }
+
+    /**
+     * Gives an item or a key back with the text of an error, the third of the values. A text that the server refuses,
+     * as its encoding lacks a letter, is replaced: else the item would stay claimed for as long as the session lives.
+     */
+    boolean fail(String session, String sql, Object... values) {
+        values[2] = storable(values[2]);
+        try {
+            return repeat(session, row -> true, limited(sql), values);
+        } catch (SQLException error) {
+            if (isSettled(error)) return true;
+            log(Level.WARNING, "the text of an error could not be stored: " + error);
+            values[2] = "the error's text could not be stored";
+            return settle(session, sql, values);
+        }
+    }
+
+    /** Returns the text of an error without what no server stores: NUL, and half a surrogate pair. */
+    static String storable(Object error) {
+        String text;
+        try {
+            text = String.valueOf(error);
+        } catch (Throwable unreadable) { // a getMessage() that throws
+            text = error.getClass().getName();
+        }
+        return text.replaceAll("\\x00|\\p{Cs}", "\uFFFD");
+    }
+
+    /** Returns whether nothing is left to give back: the session, the grant or the object is gone. */
+    private static boolean isSettled(SQLException error) {
+        return LeaseException.isOver(error) || Set.of("LF001", "42704").contains(String.valueOf(error.getSQLState()));
     }
 
     /**
@@ -249,7 +323,8 @@ final class Keeper implements Core.Actions {
     }
 
     static boolean passes(SQLException error) {
-        return Line.isBroken(error) || PASSING.contains(error.getSQLState());
+        String state = error.getSQLState(); // 53: the server lacks something
+        return Line.isBroken(error) || PASSING.contains(state) || state.startsWith("53");
     }
 
     /** Tells the core what an answer on another connection says about the session. */
@@ -257,6 +332,25 @@ final class Keeper implements Core.Actions {
         event(now -> {
             if (of.equals(core.session())) core.heard(now, sent, alive, trustMs);
         });
+    }
+
+    /** Closes the session, whose state is not to be found out, and lets another open. */
+    void giveUp(String given, String why) {
+        event(now -> {
+            if (!given.equals(core.session())) return;
+            log(Level.WARNING, "closes the session: " + why);
+            core.giveUp(now);
+        });
+        double until = now() + ttl; // then it has ended by itself
+        while (true) {
+            try {
+                calls.rows(row -> true, limited("SELECT eskit_lease.session_close(?::uuid)"), given);
+                return;
+            } catch (SQLException error) {
+                if (!passes(error) || now() + 100 > until) return;
+            }
+            awaitThrough(() -> false, now() + 100);
+        }
     }
 
     // ---- what the verbs wait for ----
@@ -395,7 +489,10 @@ final class Keeper implements Core.Actions {
                 rows(closing, row -> true, limited("SELECT eskit_lease.session_close(?::uuid)"), closing);
                 break;
             } catch (SQLException error) {
-                if (!passes(error) || now() + 100 > closeBy) break; // the session ends with its TTL
+                if (!passes(error) || now() + 100 > closeBy) { // the session ends with its TTL
+                    if (!isSettled(error)) log(Level.WARNING, "the session could not be closed: " + error);
+                    break;
+                }
                 awaitThrough(() -> false, now() + 100);
             }
         }

@@ -13,6 +13,8 @@ public final class Lead extends Fenced implements AutoCloseable {
     private static final String ACQUIRE = "SELECT granted, fence, trust_ms, reason"
             + " FROM eskit_lease.lease_acquire(?::text, ?::uuid, queue => ?::boolean)";
 
+    private static final String NO_ANSWER = "no answer";
+
     private record Grant(boolean granted, long fence, double trustMs, String reason) {
         /** `trust_ms` is NULL in a refusal, which is not 0 and tells nothing. */
         static Grant of(ResultSet row) throws SQLException {
@@ -35,14 +37,17 @@ public final class Lead extends Fenced implements AutoCloseable {
             throws SQLException, InterruptedException {
         Runnable turn = keeper.turns.take("lead " + name, until);
         if (turn == null) return null;
-        String session = null;
+        String asked = null;
+        boolean answered = true;
         Lead lead = null;
         try {
             do {
-                session = keeper.trusted(until);
+                String session = keeper.trusted(until);
                 if (session == null) break;
                 long noted = keeper.asks();
                 Grant grant = ask(keeper, name, session, queue);
+                answered = !grant.reason.equals(NO_ANSWER);
+                asked = session;
                 if (grant.granted) {
                     Lead made = new Lead(keeper, name, session, grant.fence, turn);
                     if (keeper.begin(made)) lead = made;
@@ -54,12 +59,17 @@ public final class Lead extends Fenced implements AutoCloseable {
             } while (lead == null && queue && now() < until);
             return lead;
         } finally {
-            String asked = session;
-            if (lead == null)
-                keeper.pool.execute(() -> {
-                    if (asked != null) withdraw(keeper, name, asked);
-                    turn.run();
-                });
+            String session = asked;
+            boolean finished = answered;
+            if (lead == null && session == null) turn.run();
+            else if (lead == null)
+                keeper.giveBack(
+                        session,
+                        () -> {
+                            if (!finished) keeper.repeat(session, Grant::of, ACQUIRE, name, session, false);
+                            withdraw(keeper, name, session);
+                        },
+                        turn);
         }
     }
 
@@ -73,7 +83,7 @@ public final class Lead extends Fenced implements AutoCloseable {
             return grant;
         } catch (SQLException error) {
             if (!(error instanceof Lost) && !Keeper.passes(error)) throw error;
-            return new Grant(false, 0, 0, "no answer");
+            return new Grant(false, 0, 0, NO_ANSWER);
         }
     }
 

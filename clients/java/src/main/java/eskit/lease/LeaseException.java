@@ -40,6 +40,11 @@ public abstract sealed class LeaseException extends SQLException {
         return error instanceof Lost || isEnd(error.getSQLState());
     }
 
+    /** Returns whether an error stays by its nature: no such group or right, or a value that is refused. */
+    static boolean isLasting(SQLException error) {
+        return String.valueOf(error.getSQLState()).matches("(0A|22|3F|42).*");
+    }
+
     /** Returns what a fenced call raises: Lost, Refused, or the driver's own error. */
     static SQLException of(SQLException error) {
         if (error instanceof LeaseException || error.getSQLState() == null) return error;

@@ -63,6 +63,18 @@ final class Line {
         return made;
     }
 
+    /** Returns whether the connection could be made: if not, any error is one of connecting. */
+    boolean isUp() {
+        return connection != null;
+    }
+
+    /** Looks whether the server has closed the connection, without a call: the driver reads for 1 ms. */
+    static boolean look(Connection connection) throws SQLException {
+        if (connection.isWrapperFor(PGConnection.class))
+            connection.unwrap(PGConnection.class).getNotifications(1);
+        return !connection.isClosed();
+    }
+
     /** Gives up the call under way, and closes the connection, without waiting for either. */
     void drop() {
         dropped = true;

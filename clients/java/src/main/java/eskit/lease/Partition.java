@@ -68,6 +68,8 @@ public final class Partition extends Fenced {
 
     /** The loop of a member: a task for each partition that is owned. */
     static final class Member extends Running.Loop {
+        private static final String JOIN = "SELECT eskit_lease.group_join(?::text, ?::uuid)";
+        private static final String LEAVE = "SELECT eskit_lease.group_leave(?::text, ?::uuid)";
         private static final double FIRST_PAUSE = 100, LONGEST_PAUSE = 10_000; // ms
 
         /** What a partition waits for after an error. */
@@ -77,7 +79,8 @@ public final class Partition extends Fenced {
         private final Task work;
         private final Map<Integer, Partition> tasks = new ConcurrentHashMap<>();
         private final Map<Integer, Rest> rests = new ConcurrentHashMap<>(); // is changed before the task is removed
-        private String joined; // the session that has
+        private boolean unanswered; // the join
+        private String joined, sent; // the sessions that have joined, and that were told to
 
         Member(Keeper keeper, String group, Task work) {
             super(keeper);
@@ -88,13 +91,16 @@ public final class Partition extends Fenced {
         @Override
         double round(String session) throws SQLException {
             try {
-                if (!session.equals(joined))
-                    keeper.rows(
-                            session, row -> true, "SELECT eskit_lease.group_join(?::text, ?::uuid)", group, session);
+                if (!session.equals(joined)) {
+                    sent = session;
+                    keeper.rows(session, row -> true, JOIN, group, session);
+                }
                 joined = session;
+                unanswered = false;
                 return assign(session);
             } catch (SQLException error) {
                 if (LeaseException.isOver(error)) joined = null;
+                unanswered = !session.equals(joined) && Keeper.passes(error);
                 throw error;
             }
         }
@@ -141,7 +147,9 @@ public final class Partition extends Fenced {
                 pauses = false;
             } catch (Throwable error) {
                 if (!task.isOver())
-                    keeper.log(Level.WARNING, "partition " + task.number + " of " + group + " failed: " + error);
+                    keeper.log(
+                            Level.WARNING,
+                            "partition " + task.number + " of " + group + " failed: " + Keeper.storable(error));
             }
             pauses &= !task.isOver() && now() - began < LONGEST_PAUSE;
             task.finish();
@@ -163,8 +171,12 @@ public final class Partition extends Fenced {
         void stop() throws InterruptedException {
             tasks.values().forEach(Scope::cancel);
             keeper.await(tasks::isEmpty, Core.ALWAYS);
-            if (joined != null)
-                keeper.settle(joined, "SELECT eskit_lease.group_leave(?::text, ?::uuid)", group, joined);
+            if (sent == null) return;
+            try { // a join without an answer must not come after the leave
+                if (unanswered) keeper.repeat(sent, row -> true, JOIN, group, sent);
+            } catch (SQLException refused) { // so there is nothing to leave
+            }
+            keeper.settle(sent, LEAVE, group, sent);
         }
     }
 }

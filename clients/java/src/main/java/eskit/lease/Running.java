@@ -2,6 +2,7 @@ package eskit.lease;
 
 import static eskit.lease.Line.now;
 
+import java.lang.System.Logger.Level;
 import java.sql.SQLException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
@@ -31,13 +32,16 @@ public final class Running implements AutoCloseable {
     }
 
     private final Keeper keeper;
+    private final String name;
     private final Loop loop;
     private final CompletableFuture<Void> ended = new CompletableFuture<>();
     private volatile boolean stopped;
+    private String told = ""; // the last error, until a round succeeds: one line for many tries
 
     /** Starts a loop, in the turn of its name. */
     Running(String name, Loop loop) {
         this.keeper = loop.keeper;
+        this.name = name;
         this.loop = loop;
         Line.daemon("eskit-lease " + name, () -> {
                     try {
@@ -49,6 +53,7 @@ public final class Running implements AutoCloseable {
                         }
                         ended.complete(null);
                     } catch (Throwable error) {
+                        keeper.log(Level.WARNING, name + " has ended: " + error);
                         ended.completeExceptionally(error);
                     }
                 })
@@ -65,8 +70,12 @@ public final class Running implements AutoCloseable {
                 double due = keeper.retryAt();
                 try {
                     due = Math.max(loop.round(session), now() + 10);
+                    told = "";
                 } catch (SQLException error) {
-                    if (!LeaseException.isOver(error) && !Keeper.passes(error)) throw error;
+                    if (LeaseException.isLasting(error)) throw error;
+                    if (!LeaseException.isOver(error) && !told.equals(error.getMessage()))
+                        keeper.log(Level.WARNING, name + " asks again after: " + error);
+                    told = String.valueOf(error.getMessage());
                 }
                 keeper.await(() -> isStopping() || keeper.asks() > asks || loop.ended.get() > ends, due);
             }
