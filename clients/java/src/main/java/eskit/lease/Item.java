@@ -75,6 +75,7 @@ public final class Item extends Scope {
         private final DataSource source;
         private final Handler handler;
         private final Set<Claim> begun = ConcurrentHashMap.newKeySet();
+        private String straysOf; // the session of such a claim
         private double straysUntil = Core.NEVER; // a claim without an answer may be committed until then
         private volatile double restsUntil = Core.NEVER; // as there was no connection for a handler
 
@@ -93,6 +94,7 @@ public final class Item extends Scope {
 
         @Override
         double round(String session) throws SQLException {
+            if (!session.equals(straysOf)) straysUntil = Core.NEVER; // they have ended with their session
             if (straysUntil > Core.NEVER && !unclaimStrays(session)) return now();
             if (now() < restsUntil) return restsUntil;
             int wanted = Math.min(concurrency - begun.size(), LARGEST_CLAIM);
@@ -100,7 +102,10 @@ public final class Item extends Scope {
             try {
                 claims = keeper.rows(session, Claim::of, CLAIM, queue, session, wanted);
             } catch (SQLException error) {
-                if (Line.isBroken(error)) straysUntil = now() + 2 * keeper.ttl;
+                if (Line.isBroken(error)) {
+                    straysOf = session;
+                    straysUntil = now() + 2 * keeper.ttl;
+                }
                 throw error;
             }
             for (Claim claim : claims) {
@@ -113,7 +118,7 @@ public final class Item extends Scope {
         }
 
         /**
-         * Gives back what a claim without an answer has claimed. It may be committed late, so this looks again and again.
+         * Gives back what a claim without an answer has claimed. It may be committed late, so this looks repeatedly.
          * Returns false if that ended the session.
          */
         private boolean unclaimStrays(String session) throws SQLException {
@@ -172,10 +177,10 @@ public final class Item extends Scope {
         @Override
         void stop() throws InterruptedException {
             keeper.await(begun::isEmpty, Core.ALWAYS);
-            String session = keeper.session();
-            if (straysUntil == Core.NEVER || session == null) return;
+            // Else nothing is to be found, or the end of the session frees it.
+            if (straysUntil == Core.NEVER || !straysOf.equals(keeper.session()) || keeper.isStopping()) return;
             try {
-                unclaimStrays(session);
+                unclaimStrays(straysOf);
             } catch (SQLException error) {
                 keeper.log(Level.WARNING, "items of " + queue + " may stay claimed by the session: " + error);
             }

@@ -341,13 +341,20 @@ final class Keeper implements Core.Actions {
             log(Level.WARNING, "closes the session: " + why);
             core.giveUp(now);
         });
-        double until = now() + ttl; // then it has ended by itself
+        closeSession(given, now() + ttl);
+    }
+
+    /** Closes a session; one that cannot be closed by then ends with its TTL. */
+    private void closeSession(String closing, double until) {
         while (true) {
             try {
-                calls.rows(row -> true, limited("SELECT eskit_lease.session_close(?::uuid)"), given);
+                calls.rows(row -> true, limited("SELECT eskit_lease.session_close(?::uuid)"), closing);
                 return;
             } catch (SQLException error) {
-                if (!passes(error) || now() + 100 > until) return;
+                if (!passes(error) || now() + 100 > until) {
+                    if (!isSettled(error)) log(Level.WARNING, "the session could not be closed: " + error);
+                    return;
+                }
             }
             awaitThrough(() -> false, now() + 100);
         }
@@ -484,18 +491,7 @@ final class Keeper implements Core.Actions {
         cancel();
         awaitThrough(scopes::isEmpty, began + ttl / 2);
         String closing = session;
-        while (closing != null && closing.equals(session)) {
-            try {
-                rows(closing, row -> true, limited("SELECT eskit_lease.session_close(?::uuid)"), closing);
-                break;
-            } catch (SQLException error) {
-                if (!passes(error) || now() + 100 > closeBy) { // the session ends with its TTL
-                    if (!isSettled(error)) log(Level.WARNING, "the session could not be closed: " + error);
-                    break;
-                }
-                awaitThrough(() -> false, now() + 100);
-            }
-        }
+        if (closing != null) closeSession(closing, closeBy);
         event(now -> {
             core.close();
             if (line != null) disconnect(); // it was being made

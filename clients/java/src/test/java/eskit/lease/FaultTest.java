@@ -56,6 +56,7 @@ class FaultTest {
         @Override
         public void close() {}
     };
+    private volatile Thread caller; // is interrupted by a fault
     private Leases leases;
     private PGSimpleDataSource source;
     private Connection admin;
@@ -116,6 +117,7 @@ class FaultTest {
                 if (!step.getName().equals("executeQuery")) return invoke(statement, step, arguments);
                 for (Fault fault : faults) {
                     if (!fault.strikes((String) values[0])) continue;
+                    if (caller != null) caller.interrupt();
                     if (fault.sqlstate.startsWith("08")) statement.executeQuery();
                     throw new SQLException("told to fail", fault.sqlstate);
                 }
@@ -153,19 +155,18 @@ class FaultTest {
         sql("SELECT eskit_lease.item_add(?, '1'::jsonb)", name);
     }
 
-    /** Calls on a thread that is interrupted before, as by a caller who gives up. Returns what it threw. */
-    private static Throwable interrupted(Callable<?> call) throws Exception {
+    /** Calls on a thread that is interrupted before the next fault. Returns what it threw. */
+    private Throwable interrupted(Callable<?> call) throws Exception {
         CompletableFuture<Throwable> end = new CompletableFuture<>();
-        new Thread(() -> {
-                    try {
-                        Thread.currentThread().interrupt();
-                        call.call();
-                        end.complete(null);
-                    } catch (Throwable error) {
-                        end.complete(error);
-                    }
-                })
-                .start();
+        caller = new Thread(() -> {
+            try {
+                call.call();
+                end.complete(null);
+            } catch (Throwable error) {
+                end.complete(error);
+            }
+        });
+        caller.start();
         return end.get(10, TimeUnit.SECONDS);
     }
 
@@ -242,8 +243,7 @@ class FaultTest {
         fault(BEGIN, "08006", 1);
         AtomicInteger runs = new AtomicInteger();
         Throwable end = interrupted(() -> leases.once(name, attempt -> String.valueOf(runs.incrementAndGet())));
-        if (end == null) return; // the interrupt came too late
-        assertTrue(end instanceof InterruptedException, end.toString());
+        assertTrue(end instanceof InterruptedException, String.valueOf(end));
         until(() -> !"running".equals(keyState()));
         assertEquals(0, runs.get());
         assertTrue(leases.once(name, attempt -> null).first());
@@ -252,7 +252,8 @@ class FaultTest {
     @Test
     void aLeaseWhoseCallerGoesIsReleased() throws Exception {
         fault("lease_acquire", "08006", 1);
-        assertTrue(leases.tryLead(name).isEmpty());
+        Throwable end = interrupted(() -> leases.lead(name));
+        assertTrue(end instanceof InterruptedException, String.valueOf(end));
         until(() -> "0"
                 .equals(text("SELECT count(*) FROM eskit_lease.leases WHERE resource = ? AND state = 'held'", name)));
         leases.lead(name).close();
@@ -354,9 +355,11 @@ class FaultTest {
     void anErrorOfConnectingIsTriedAgain() throws Exception {
         fault("connect", "", 2);
         String session = leases.session().orElseThrow();
-        sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%session_wait%' AND pid <>"
-                + " pg_backend_pid()");
+        until(() -> text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                        + " WHERE query LIKE '%session_wait%' AND pid <> pg_backend_pid()")
+                != null);
         Thread.sleep(5_000);
+        assertEquals(0, faults.get(0).left.get());
         assertEquals(State.TRUSTED, leases.state());
         assertEquals(session, leases.session().orElseThrow());
     }
