@@ -169,7 +169,8 @@ public final class Partition extends Fenced {
 
         @Override
         void stop() throws InterruptedException {
-            tasks.values().forEach(Scope::cancel);
+            // In a drain they end by themselves; the keeper cancels what is left when the time is over.
+            if (!keeper.isStopping()) tasks.values().forEach(Scope::cancel);
             keeper.await(tasks::isEmpty, Core.ALWAYS);
             if (sent == null) return;
             try { // a join without an answer must not come after the leave
