@@ -38,27 +38,30 @@ func (p *Partition) Commit(ctx context.Context, tx Tx, position, expected int64)
 // [ErrUnsure], else after a pause of 0.1 s, which doubles to 10 s.
 //
 // Join returns when ctx is done or the keeper drains, and all work has ended; or with the server's error. After a drain
-// it returns nil.
+// it returns nil. It waits for the group to be left for a TTL; after that, this goes on in the background.
 func (l *Leases) Join(ctx context.Context, group string, work func(context.Context, *Partition) error) error {
 	end, err := l.begin(ctx, "group "+group, true)
 	if err != nil {
 		return err
 	}
-	defer end()
 	m := &member{l: l, ctx: ctx, group: group, work: work, tasks: map[int]*Partition{}, pauses: map[int]time.Duration{},
 		ended: make(chan func())}
-	err = l.tend(ctx, m.ended, m.look)
-	for _, p := range m.tasks {
-		p.end(err)
-	}
-	for len(m.tasks) > 0 {
-		(<-m.ended)()
-	}
-	if m.session != "" {
-		left := l.exec(m.session, `SELECT eskit_lease.group_leave($1::text, $2::uuid)`, group, m.session)
-		l.complain("the group was not left", left)
-	}
-	return err
+	return l.attend(ctx, &m.crew, func() error {
+		err := l.tend(ctx, m.ended, m.look)
+		for _, p := range m.tasks {
+			p.end(err)
+		}
+		return err
+	}, func() {
+		defer end()
+		for len(m.tasks) > 0 {
+			(<-m.ended)()
+		}
+		if m.session != "" {
+			left := l.exec(m.session, `SELECT eskit_lease.group_leave($1::text, $2::uuid)`, group, m.session)
+			l.complain("the group was not left", left)
+		}
+	})
 }
 
 // member is a call of Join.
@@ -71,6 +74,7 @@ type member struct {
 	tasks   map[int]*Partition
 	pauses  map[int]time.Duration // before a task that failed begins anew
 	ended   chan func()
+	crew    crew
 }
 
 type assigned struct {
@@ -111,7 +115,7 @@ func (m *member) look(session string, _ <-chan struct{}) error {
 		}
 		if row.State != "owned" { // it moves on before a task began
 			m.release(session, row.Partition, row.Fence)
-		} else if scope, err := m.l.newScope(m.ctx, m.group, row.Fence, session); err == nil {
+		} else if scope, err := m.l.newScope(m.ctx, m.group, row.Fence, session); err == nil && m.crew.begin(m.ctx) {
 			m.tasks[row.Partition] = &Partition{scope, m.group, row.Partition}
 			go m.run(m.tasks[row.Partition], max(m.pauses[row.Partition], firstPause))
 		}
@@ -129,6 +133,7 @@ func (m *member) run(p *Partition, pause time.Duration) {
 		p.pause(pause)
 	}
 	p.cancel(nil)
+	m.crew.working.Done()
 	if m.ctx.Err() == nil { // else Join leaves the group
 		m.release(p.session, p.Number, p.fence)
 	}

@@ -50,14 +50,20 @@ func (d *Lead) Release() {
 func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Context, *Lead, error) {
 	var lead *Lead
 	var err error
-	done := make(chan struct{})
+	done, gone := make(chan struct{}), ctx.Done()
+	if !wait && l != nil && l.core != nil { // it does not wait for a server that is away, either
+		if asking, err := l.newScope(ctx, name, 0, l.Session()); err == nil {
+			defer asking.cancel(nil)
+			gone = asking.ctx.Done()
+		}
+	}
 	go func() {
 		defer close(done)
 		lead, err = l.compete(ctx, name, wait)
 	}()
 	select {
 	case <-done:
-	case <-ctx.Done(): // a call that is under way must end before the place is given up
+	case <-gone: // a call that is under way must end before the place is given up
 		go func() {
 			<-done
 			lead.Release()

@@ -106,7 +106,8 @@ type Leases struct {
 	asked   chan struct{}            // closed at each ask, and replaced
 	turns   map[string]chan struct{} // of the verbs that are under way; closed at their end
 	scopes  map[*Scope]bool
-	ending  bool // drains, or closes
+	ran     map[string]int64 // the fences under which functions have run, of keys whose attempt could not be ended
+	ending  bool             // drains, or closes
 	closing bool
 }
 
@@ -159,6 +160,7 @@ func newLeases(dsn string, options []Option) *Leases {
 		begun: time.Now(), second: second{turn: make(chan struct{}, 1)}, state: Starting, asked: make(chan struct{}),
 		draining: make(chan struct{}), idle: make(chan struct{}), closed: make(chan struct{}), called: make(chan struct{}),
 		later: make(chan func(), 1000), turns: map[string]chan struct{}{}, scopes: map[*Scope]bool{},
+		ran: map[string]int64{},
 	}
 	for _, set := range options {
 		set(&l.settings)
@@ -337,6 +339,48 @@ func (l *Leases) ready(ctx context.Context) (session string, asked <-chan struct
 		case <-ctx.Done():
 		}
 	}
+}
+
+// crew is the user's functions of a call of Join or Work that run.
+type crew struct {
+	mu      sync.Mutex
+	working sync.WaitGroup
+}
+
+// begin counts a function, unless ctx is done.
+func (c *crew) begin(ctx context.Context) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ctx.Err() != nil {
+		return false
+	}
+	c.working.Add(1)
+	return true
+}
+
+// attend returns once loop has ended, or ctx is done, and all of the crew have ended. Then it waits for giveBack, but no
+// longer than a TTL: the loop may wait for a server that is away, and goes on in the background, as giveBack does.
+func (l *Leases) attend(ctx context.Context, crew *crew, loop func() error, giveBack func()) error {
+	ended, over := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(over)
+		ended <- loop()
+		giveBack()
+	}()
+	var err error
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+		crew.mu.Lock() // nothing is counted after this
+		crew.mu.Unlock()
+	}
+	crew.working.Wait()
+	select {
+	case <-over:
+	case <-time.After(l.ttl):
+	}
+	return err
 }
 
 // tend calls `look` for a session again and again: at each ask, when a task has ended, and soon after a failure that

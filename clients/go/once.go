@@ -1,11 +1,15 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"slices"
+	"time"
 )
+
+var errHasRun = errors.New("lease: the function has run under this fence, and what became of it could not be stored")
 
 // Outcome tells what became of a run-once key.
 type Outcome struct {
@@ -25,35 +29,39 @@ const RetryInDoubt OnceOption = 1
 // its fence to systems that can refuse an older one. Two calls for one key in a process follow one another.
 //
 // If the function fails, Once returns its error, and the next call runs it again. But after [ErrLost] and [ErrUnsure],
-// and if the result cannot be kept, the key stays failed or in doubt, as the effect may have happened.
+// and if the result cannot be kept, the key stays failed or in doubt, as the effect may have happened. While the server
+// is away, Once returns a TTL after that context was cancelled; what is to be stored is stored in the background.
 func (l *Leases) Once(ctx context.Context, key string, work func(ctx context.Context, fence int64) (any, error),
 	options ...OnceOption) (Outcome, error) {
 	end, err := l.begin(ctx, "once "+key, true)
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer end()
-	for {
-		session, asked, err := l.ready(ctx)
-		if err != nil {
-			return Outcome{}, err
+	type result struct {
+		run     attempt
+		session string
+		err     error
+	}
+	begun := make(chan result, 1)
+	go func() {
+		run, session, err := l.beginRun(ctx, key, slices.Contains(options, RetryInDoubt))
+		begun <- result{run, session, err}
+	}()
+	select {
+	case got := <-begun:
+		if got.err == nil && got.run.Fence != 0 {
+			return l.execute(ctx, key, got.session, got.run.Fence, work, end)
 		}
-		rows, err := query[attempt](l.life, l, session, `SELECT state, result, coalesce(fence, 0)
-			FROM eskit_lease.execution_begin($1::text, $2::uuid, $3::boolean)`,
-			key, session, slices.Contains(options, RetryInDoubt))
-		switch {
-		case errors.Is(err, ErrLost):
-			select {
-			case <-asked:
-			case <-ctx.Done():
+		end()
+		return Outcome{State: got.run.State, Result: got.run.Result}, got.err
+	case <-ctx.Done(): // what a call that is under way begins is given back
+		go func() {
+			defer end()
+			if got := <-begun; got.run.Fence != 0 {
+				l.failRun(key, got.session, got.run.Fence, context.Cause(ctx), true)
 			}
-		case err != nil:
-			return Outcome{}, err
-		case rows[0].Fence == 0:
-			return Outcome{State: rows[0].State, Result: rows[0].Result}, nil
-		default:
-			return l.execute(ctx, key, session, rows[0].Fence, work)
-		}
+		}()
+		return Outcome{}, context.Cause(ctx)
 	}
 }
 
@@ -63,33 +71,108 @@ type attempt struct {
 	Fence  int64 // 0 without one
 }
 
+// beginRun asks for an attempt, or for what became of the key.
+func (l *Leases) beginRun(ctx context.Context, key string, inDoubt bool) (attempt, string, error) {
+	for {
+		session, asked, err := l.ready(ctx)
+		if err != nil {
+			return attempt{}, "", err
+		}
+		rows, err := query[attempt](l.life, l, session, `SELECT state, result, coalesce(fence, 0)
+			FROM eskit_lease.execution_begin($1::text, $2::uuid, $3::boolean)`, key, session, inDoubt)
+		if err == nil {
+			return rows[0], session, nil
+		}
+		if !errors.Is(err, ErrLost) {
+			return attempt{}, "", err
+		}
+		select {
+		case <-asked:
+		case <-ctx.Done():
+		}
+	}
+}
+
 // execute runs an attempt under its fence.
 func (l *Leases) execute(ctx context.Context, key, session string, fence int64,
-	work func(context.Context, int64) (any, error)) (Outcome, error) {
+	work func(context.Context, int64) (any, error), end func()) (Outcome, error) {
+	outcome, retry, value := Outcome{State: "in_doubt"}, true, any(nil)
 	s, err := l.newScope(ctx, key, fence, session)
-	retry, value := true, any(nil)
 	if err == nil {
 		defer s.cancel(nil)
-		value, err = work(s.ctx, fence)
+		ctx = s.ctx
+		if l.hasRun(key, fence) {
+			err, retry = errHasRun, false
+		}
+	}
+	if err == nil {
+		outcome.First = true
+		value, err = work(ctx, fence)
 		err = s.judge(err)
 		retry = err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrUnsure)
 	}
-	var result []byte
+	type told struct {
+		Outcome
+		err error
+	}
+	done := make(chan told, 1)
+	go func() {
+		defer end()
+		told := told{outcome, err}
+		if err == nil {
+			told.Result, told.err = l.finishRun(key, session, fence, value)
+		}
+		if told.err == nil {
+			told.State = "done"
+		} else if told.err = s.judge(told.err); l.failRun(key, session, fence, told.err, retry) {
+			told.State = "failed"
+		} else if outcome.First && l.Session() == session {
+			l.mu.Lock()
+			l.ran[key] = fence
+			l.mu.Unlock()
+		}
+		done <- told
+	}()
+	select {
+	case told := <-done:
+		return told.Outcome, told.err
+	case <-ctx.Done():
+	}
+	select {
+	case told := <-done:
+		return told.Outcome, told.err
+	case <-time.After(l.ttl): // the rest goes on in the background
+		return outcome, cmp.Or(err, s.judge(context.Cause(ctx)))
+	}
+}
+
+// hasRun tells whether a function has run under a fence, which a session whose attempt could not be ended gets again.
+func (l *Leases) hasRun(key string, fence int64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ran[key] != fence {
+		delete(l.ran, key)
+	}
+	return l.ran[key] == fence
+}
+
+// finishRun stores the result of a function.
+func (l *Leases) finishRun(key, session string, fence int64, value any) (json.RawMessage, error) {
+	result, err := json.Marshal(value)
 	if err == nil {
-		result, err = json.Marshal(value)
+		err = l.exec(session, `SELECT eskit_lease.execution_finish($1::text, $2::bigint, $3::jsonb)`,
+			key, fence, string(result))
 	}
-	if err == nil {
-		err = s.judge(l.exec(session, `SELECT eskit_lease.execution_finish($1::text, $2::bigint, $3::jsonb)`,
-			key, fence, string(result)))
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		return Outcome{First: true, State: "done", Result: result}, nil
-	}
-	failed := l.exec(session, `SELECT eskit_lease.execution_fail($1::text, $2::bigint, $3::text, $4::boolean)`,
-		key, fence, err.Error(), retry)
-	l.complain("a failed run-once key stays in doubt", failed)
-	if failed != nil {
-		return Outcome{First: true, State: "in_doubt"}, err
-	}
-	return Outcome{First: true, State: "failed"}, err
+	return result, nil
+}
+
+// failRun stores that an attempt failed, and tells whether it could.
+func (l *Leases) failRun(key, session string, fence int64, why error, retry bool) bool {
+	err := l.fail(session, `SELECT eskit_lease.execution_fail($1::text, $2::bigint, $4::text, $3::boolean)`,
+		why, key, fence, retry)
+	l.complain("a failed run-once key stays in doubt", err)
+	return err == nil
 }

@@ -24,13 +24,13 @@ type Scope struct {
 	news     <-chan struct{}
 }
 
-// newScope begins a scope, unless the session is not trusted any more.
+// newScope begins a scope, unless ctx is done or the session is not trusted any more.
 func (l *Leases) newScope(ctx context.Context, resource string, fence int64, session string) (*Scope, error) {
 	s := &Scope{leases: l, resource: resource, fence: fence, session: session}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if state := l.core.State(l.now()); l.closing || l.core.Session != session || state != Trusted && state != Draining {
+	if state := l.core.State(l.now()); ctx.Err() != nil || l.closing || l.core.Session != session || state != Trusted && state != Draining {
 		s.end(nil)
 		return nil, s.lost()
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,16 +25,13 @@ type answer struct{ Answer any }
 const idle = 10 * time.Second // after which the second connection is closed
 
 // query repeats a call for a session until the server answers it: the call must be one that may be repeated. It returns
-// ErrLost once the session is known to have ended, or the server has been silent for so long that it must have; and
-// ErrClosed when ctx is done.
+// ErrLost once the session is known to have ended, however long the server is silent: a session outlives a restart of
+// its server, and would keep for good what nothing gives back. It returns ErrClosed when ctx is done.
 func query[T any](ctx context.Context, l *Leases, session, sql string, args ...any) ([]T, error) {
 	for pause := 50 * time.Millisecond; l.Session() == session; pause = min(2*pause, time.Second) {
 		rows, err := try[T](ctx, l, session, sql, args...)
 		if err == nil || answered(err) && !isBrief(err) {
 			return rows, err
-		}
-		if l.silence() > l.ttl {
-			return nil, errors.Join(ErrLost, err)
 		}
 		select {
 		case <-time.After(pause):
@@ -44,21 +42,27 @@ func query[T any](ctx context.Context, l *Leases, session, sql string, args ...a
 	return nil, ErrLost
 }
 
-// silence returns how long the trust has been over.
-func (l *Leases) silence() time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.now() - max(l.core.TrustedUntil, 0)
-}
-
 // exec repeats the call of a function, whose answer does not matter, until the server answers it.
-func (l *Leases) exec(session, sql string, args ...any) error { return l.execIn(l.life, session, sql, args...) }
+func (l *Leases) exec(session, sql string, args ...any) error {
+	return l.execIn(l.life, session, sql, args...)
+}
 
 // execIn is exec until ctx is done. The call waits for fenced transactions that are open. Its wait is limited, as the
 // server does not notice that a call is given up, and would go on waiting beside the next one.
 func (l *Leases) execIn(ctx context.Context, session, sql string, args ...any) error {
 	sql += fmt.Sprintf(" FROM set_config('lock_timeout', '%d ms', true)", l.ttl.Milliseconds()/4)
 	_, err := query[answer](ctx, l, session, sql, args...)
+	return err
+}
+
+// fail tells the server an error, as the last argument of a call. It is told in other words if the server cannot store
+// its text: what is not told keeps an item claimed, or a key running, for as long as the session lives.
+func (l *Leases) fail(session, sql string, why error, args ...any) error {
+	text := strings.ReplaceAll(strings.ToValidUTF8(why.Error(), "\ufffd"), "\x00", "\ufffd")
+	err := l.exec(session, sql, append(args, text)...)
+	if answered(err) && sqlstate(err) != "LF001" && !errors.Is(err, ErrLost) {
+		err = l.exec(session, sql, append(args, "the error's text could not be stored")...)
+	}
 	return err
 }
 

@@ -30,7 +30,8 @@ type Handler func(ctx context.Context, tx pgx.Tx, item Item) error
 // from db.
 //
 // Work returns when ctx is done or the keeper drains, and the handlers that have begun have ended; or with the server's
-// error. After a drain it returns nil.
+// error. After a drain it returns nil. It waits for items to be given back for a TTL; after that, this goes on in the
+// background.
 func (l *Leases) Work(ctx context.Context, queue string, concurrency int, db Beginner, handle Handler) error {
 	if concurrency < 1 {
 		return fmt.Errorf("lease: a concurrency of %d", concurrency)
@@ -39,14 +40,14 @@ func (l *Leases) Work(ctx context.Context, queue string, concurrency int, db Beg
 	if err != nil {
 		return err
 	}
-	defer end()
 	w := &worker{l: l, ctx: ctx, queue: queue, concurrency: concurrency, db: db, handle: handle, busy: map[claim]bool{},
 		ended: make(chan func())}
-	err = l.tend(ctx, w.ended, w.look)
-	for len(w.busy) > 0 {
-		(<-w.ended)()
-	}
-	return err
+	return l.attend(ctx, &w.crew, func() error { return l.tend(ctx, w.ended, w.look) }, func() {
+		defer end()
+		for len(w.busy) > 0 {
+			(<-w.ended)()
+		}
+	})
 }
 
 type claim struct{ id, fence int64 }
@@ -61,6 +62,7 @@ type worker struct {
 	handle      Handler
 	busy        map[claim]bool // items that have a handler
 	ended       chan func()
+	crew        crew
 	hungry      <-chan struct{} // closed at the first ask after a claim that got fewer items than it asked for
 	unsure      string          // a session that may have claimed items in a call whose answer was lost
 }
@@ -119,20 +121,22 @@ func (w *worker) run(session string, item Item) {
 	s, err := w.l.newScope(context.WithoutCancel(w.ctx), name, item.Fence, session)
 	if err == nil {
 		defer s.cancel(nil)
-		err = s.transact(s.ctx, until{w.db, w.ctx}, func(ctx context.Context, tx pgx.Tx) error {
-			begun = true
-			return w.handle(ctx, tx, item)
-		}, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `SELECT eskit_lease.item_done(ARRAY[$1::bigint], $2::bigint)`, item.ID, item.Fence)
-			return err
-		})
+		if err = context.Canceled; w.crew.begin(w.ctx) {
+			err = s.transact(s.ctx, until{w.db, w.ctx}, func(ctx context.Context, tx pgx.Tx) error {
+				begun = true
+				return w.handle(ctx, tx, item)
+			}, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, `SELECT eskit_lease.item_done(ARRAY[$1::bigint], $2::bigint)`, item.ID, item.Fence)
+				return err
+			})
+			w.crew.working.Done()
+		}
 	}
 	switch {
 	case err == nil:
 		return
 	case begun: // after an unknown commit, too: then LF001 says that the item was done
-		err = w.l.exec(session, `SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3::text)`,
-			item.ID, item.Fence, err.Error())
+		err = w.l.fail(session, `SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3::text)`, err, item.ID, item.Fence)
 	default:
 		if s != nil && w.ctx.Err() == nil {
 			w.l.complain("no transaction for an item", err)
