@@ -223,3 +223,158 @@ func TestOnceRunsNoFenceTwice(t *testing.T) {
 		}
 	}
 }
+
+// A member whose assignment is refused for good leaves the group; another refusal passes, and ends nothing.
+func TestJoinWhileTheAssignmentIsRefused(t *testing.T) {
+	db := pool(t, dsn(t))
+	role, by := asConsumer(t, db, dsn(t))
+	var log logged
+	l, err := lease.Open(t.Context(), by, lease.WithTTL(ttl), log.option())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	group := unique + t.Name()
+	do(t, db, `SELECT eskit_lease.group_create($1, 2)`, group)
+	defer do(t, db, `SELECT eskit_lease.group_drop($1)`, group)
+	var owned [2]atomic.Int32
+	member := func(who int) func(context.Context, *lease.Partition) error {
+		return func(ctx context.Context, _ *lease.Partition) error {
+			defer owned[who].Add(-1)
+			owned[who].Add(1)
+			<-ctx.Done()
+			return nil
+		}
+	}
+	joined := make(chan error, 2)
+	go func() { joined <- l.Join(t.Context(), group, member(0)) }()
+	eventually(t, "one owns all", func() bool { return owned[0].Load() == 2 })
+
+	const function = `FUNCTION eskit_lease.group_assignment`
+	do(t, db, `ALTER `+function+` RENAME TO group_assignment_away`)
+	t.Cleanup(func() { _, _ = db.Exec(context.Background(), `ALTER `+function+`_away RENAME TO group_assignment`) })
+	other := open(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { joined <- other.Join(ctx, group, member(1)) }()
+	eventually(t, "it is told", func() bool { return log.count("42883") == 1 })
+	do(t, db, `ALTER `+function+`_away RENAME TO group_assignment`)
+	eventually(t, "they share", func() bool { return owned[0].Load() == 1 && owned[1].Load() == 1 })
+
+	do(t, db, `REVOKE EXECUTE ON `+function+` FROM `+role)
+	cancel()
+	if err := <-joined; !errors.Is(err, context.Canceled) { // and its partition moves to the one that may not look
+		t.Error(err)
+	}
+	var told interface{ SQLState() string }
+	if err := <-joined; !errors.As(err, &told) || told.SQLState() != "42501" {
+		t.Error(err)
+	}
+	if members := one[int](t, db, `SELECT count(*) FROM eskit_lease.group_members WHERE group_name = $1`, group); members != 0 {
+		t.Error("members:", members)
+	}
+}
+
+// A claim that is refused for now is made again.
+func TestWorkOnAServerThatStandsBy(t *testing.T) {
+	db := pool(t, dsn(t))
+	var made atomic.Int32
+	connect := func(ctx context.Context) (*pgx.Conn, error) {
+		config, err := pgx.ParseConfig(dsn(t))
+		if err != nil {
+			return nil, err
+		}
+		if made.Add(1) == 2 {
+			config.RuntimeParams["default_transaction_read_only"] = "on"
+			config.RuntimeParams["application_name"] = unique + t.Name()
+		}
+		return pgx.ConnectConfig(ctx, config)
+	}
+	l, err := lease.Open(t.Context(), "", lease.WithConnect(connect), lease.WithTTL(ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	queue := unique + t.Name()
+	do(t, db, `SELECT eskit_lease.queue_create($1), eskit_lease.item_add($1, '1')`, queue)
+	defer do(t, db, `SELECT eskit_lease.queue_drop($1, items => true)`, queue)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*ttl)
+	defer cancel()
+	time.AfterFunc(ttl/2, func() {
+		do(t, db, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = left($1, 63)`, queue)
+	})
+	handled := false
+	err = l.Work(ctx, queue, 1, db, func(context.Context, pgx.Tx, lease.Item) error {
+		handled = true
+		cancel()
+		return nil
+	})
+	if !handled {
+		t.Error(err)
+	}
+}
+
+// unreliable is a pool that has no connection at first.
+type unreliable struct {
+	*pgxpool.Pool
+	tries atomic.Int32
+}
+
+func (u *unreliable) Begin(ctx context.Context) (pgx.Tx, error) {
+	if u.tries.Add(1) == 1 {
+		return nil, errors.New("no connection")
+	}
+	return u.Pool.Begin(ctx)
+}
+
+// A handler that could not begin uses up no attempt.
+func TestWorkWithoutAConnection(t *testing.T) {
+	l, db := open(t), &unreliable{Pool: pool(t, dsn(t))}
+	queue := unique + t.Name()
+	do(t, db.Pool, `SELECT eskit_lease.queue_create($1), eskit_lease.item_add($1, '1')`, queue)
+	defer do(t, db.Pool, `SELECT eskit_lease.queue_drop($1, items => true)`, queue)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*ttl)
+	defer cancel()
+	attempt, began := 0, time.Now()
+	_ = l.Work(ctx, queue, 1, db, func(_ context.Context, _ pgx.Tx, item lease.Item) error {
+		attempt = item.Attempt
+		cancel()
+		return nil
+	})
+	if attempt != 1 || db.tries.Load() != 2 || time.Since(began) < 500*time.Millisecond {
+		t.Error(attempt, db.tries.Load(), time.Since(began))
+	}
+}
+
+// A run-once key that was begun for a caller who has gone is given back, and may be run.
+func TestOnceOfACallerThatHasGone(t *testing.T) {
+	p, by := through(t)
+	l, err := lease.Open(t.Context(), by, lease.WithTTL(2*ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	db, key := pool(t, dsn(t)), unique+t.Name()
+	_, lead := mustLead(t, l, key+"lead") // so the second connection is open
+	defer lead.Release()
+	time.Sleep(200 * time.Millisecond) // until the lead asks no more
+	p.forget(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	outcome, err := l.Once(ctx, key, func(context.Context, int64) (any, error) {
+		t.Error("runs for nobody")
+		return nil, nil
+	})
+	if !errors.Is(err, context.DeadlineExceeded) || outcome.First || time.Since(began) > ttl/2 {
+		t.Error(outcome, err, time.Since(began))
+	}
+	p.forget(false)
+	p.cut()
+	eventually(t, "it is given back", func() bool {
+		return one[int](t, db, `SELECT count(*) FROM eskit_lease.executions WHERE key = $1 AND state = 'retry'`, key) == 1
+	})
+	outcome, err = open(t).Once(t.Context(), key, func(context.Context, int64) (any, error) { return 7, nil })
+	if err != nil || outcome.State != "done" {
+		t.Error(outcome, err)
+	}
+}

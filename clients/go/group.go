@@ -57,9 +57,11 @@ func (l *Leases) Join(ctx context.Context, group string, work func(context.Conte
 		for len(m.tasks) > 0 {
 			(<-m.ended)()
 		}
-		if m.session != "" {
-			left := l.exec(m.session, `SELECT eskit_lease.group_leave($1::text, $2::uuid)`, group, m.session)
-			l.complain("the group was not left", left)
+		if m.asked != "" {
+			left := l.exec(m.asked, `SELECT eskit_lease.group_leave($1::text, $2::uuid)`, group, m.asked)
+			if sqlstate(left) != "42704" { // no such group
+				l.complain("the group was not left", left)
+			}
 		}
 	})
 }
@@ -70,7 +72,9 @@ type member struct {
 	ctx     context.Context
 	group   string
 	work    func(context.Context, *Partition) error
-	session string // that has joined
+	session string // that is a member
+	asked   string // the session that was last asked to join, and may be a member
+	told    string // the error that was logged last
 	tasks   map[int]*Partition
 	pauses  map[int]time.Duration // before a task that failed begins anew
 	ended   chan func()
@@ -86,18 +90,30 @@ type assigned struct {
 // look joins with a new session, and starts and cancels tasks as the assignment says.
 func (m *member) look(session string, _ <-chan struct{}) error {
 	if m.session != session {
+		m.asked = session
 		err := m.l.exec(session, `SELECT eskit_lease.group_join($1::text, $2::uuid)`, m.group, session)
 		if err != nil {
 			return err
 		}
 		m.session = session
 	}
-	rows, err := query[assigned](m.l.life, m.l, session,
+	rows, err := try[assigned](m.l.life, m.l, session,
 		`SELECT partition, fence, state FROM eskit_lease.group_assignment($1::text, $2::uuid)`, m.group, session)
-	if err != nil {
-		m.session = "" // as it may be no member any more
+	code := sqlstate(err)
+	switch {
+	case code == "55000": // it is no member any more
+		m.session = ""
 		return err
+	case code == "42704" || code == "42501" || err != nil && !answered(err) || errors.Is(err, ErrLost):
+		return err
+	case err != nil:
+		if code != m.told {
+			m.l.complain("what partitions are owned is not known", err)
+		}
+		m.told = code
+		return errAgain
 	}
+	m.told = ""
 	owned := map[int]int64{}
 	for _, row := range rows {
 		if row.State == "owned" {

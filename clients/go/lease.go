@@ -383,6 +383,8 @@ func (l *Leases) attend(ctx context.Context, crew *crew, loop func() error, give
 	return err
 }
 
+var errAgain = errors.New("again, after a pause")
+
 // tend calls `look` for a session again and again: at each ask, when a task has ended, and soon after a failure that
 // may pass. It returns when ctx is done, when the keeper drains (nil), or with an error that stays.
 func (l *Leases) tend(ctx context.Context, ended <-chan func(),
@@ -400,6 +402,8 @@ func (l *Leases) tend(ctx context.Context, ended <-chan func(),
 		case err == nil, errors.Is(err, ErrLost): // the next session asks
 		case !answered(err), isBrief(err), sqlstate(err) == "55000": // drains, is no member, or has found no slot
 			again = time.After(min(time.Second, l.ttl/6))
+		case err == errAgain:
+			again = time.After(time.Second)
 		default:
 			return err
 		}

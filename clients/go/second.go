@@ -28,10 +28,15 @@ const idle = 10 * time.Second // after which the second connection is closed
 // ErrLost once the session is known to have ended, however long the server is silent: a session outlives a restart of
 // its server, and would keep for good what nothing gives back. It returns ErrClosed when ctx is done.
 func query[T any](ctx context.Context, l *Leases, session, sql string, args ...any) ([]T, error) {
+	told := "55P03" // by a fenced transaction that is open, as is usual
 	for pause := 50 * time.Millisecond; l.Session() == session; pause = min(2*pause, time.Second) {
 		rows, err := try[T](ctx, l, session, sql, args...)
 		if err == nil || answered(err) && !isBrief(err) {
 			return rows, err
+		}
+		if code := sqlstate(err); answered(err) && code != told {
+			told = code
+			l.complain("a call is refused for now", err)
 		}
 		select {
 		case <-time.After(pause):
@@ -67,7 +72,14 @@ func (l *Leases) fail(session, sql string, why error, args ...any) error {
 }
 
 // isBrief tells whether the server refused a call only for now.
-func isBrief(err error) bool { return sqlstate(err) == "55P03" || sqlstate(err) == "57014" }
+func isBrief(err error) bool {
+	switch code := sqlstate(err); code {
+	case "55P03", "57014", "40001", "40P01", "25006": // 25006: the server stands by, until it is promoted
+		return true
+	default:
+		return strings.HasPrefix(code, "53") && code != "53400" // of its resources, but not a limit that was set
+	}
+}
 
 // try makes a call for a session once, and returns its rows by the position of their columns.
 func try[T any](ctx context.Context, l *Leases, session, sql string, args ...any) (rows []T, err error) {
