@@ -86,7 +86,7 @@ func (l *Leases) compete(ctx context.Context, name string, wait bool) (*Lead, er
 	if scope == nil {
 		defer end()
 		if wait {
-			l.giveUp(name)
+			l.giveUp(name, err)
 		}
 		return nil, err
 	}
@@ -187,8 +187,8 @@ func (l *Leases) release(name, session string, fence int64) {
 	l.complain("a lease was not released", err)
 }
 
-// giveUp leaves the line, and releases what was granted before that.
-func (l *Leases) giveUp(name string) {
+// giveUp leaves the line for a reason, and releases what was granted before that.
+func (l *Leases) giveUp(name string, why error) {
 	session := l.Session()
 	if session == "" {
 		return // none has a place
@@ -197,5 +197,7 @@ func (l *Leases) giveUp(name string) {
 	if err == nil {
 		err = l.exec(session, `SELECT eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)`, name, session)
 	}
-	l.complain("a place in line was not given up", err)
+	if code := sqlstate(err); code == "" || code != sqlstate(why) { // else the caller is told, and had asked in vain
+		l.complain("a place in line was not given up", err)
+	}
 }

@@ -175,6 +175,9 @@ func newLeases(dsn string, options []Option) *Leases {
 // Name returns the consumer's name.
 func (l *Leases) Name() string { return l.name }
 
+// Logger returns where the keeper logs.
+func (l *Leases) Logger() *slog.Logger { return l.log }
+
 // State returns the keeper's state.
 func (l *Leases) State() State {
 	l.mu.Lock()

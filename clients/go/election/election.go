@@ -5,6 +5,7 @@ package election
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,8 +19,9 @@ type Callbacks struct {
 	// OnStartedLeading is the work of the leader. Its context is cancelled when the leadership ends. The lease is
 	// released once it has returned. To return earlier ends no leadership, except while the keeper drains.
 	OnStartedLeading func(ctx context.Context, lead *lease.Lead)
-	// OnStoppedLeading is called once in each Run, even if this process never led. It does not wait for
-	// OnStartedLeading to return: to end the process here is a way to stop work that heeds no context.
+	// OnStoppedLeading is called once in each Run, even if this process never led, and by RunForever each time it has
+	// led. It does not wait for OnStartedLeading to return: to end the process here is a way to stop work that heeds no
+	// context.
 	OnStoppedLeading func()
 	// OnNewLeader is called with the name of each new leader, also with this process's own. May be nil.
 	OnNewLeader func(name string)
@@ -69,10 +71,17 @@ func New(config Config) (*Elector, error) {
 // Run waits for leadership, leads, and returns when the leadership, and the work, has ended; or when ctx is done. Call
 // it again to take part again.
 func (e *Elector) Run(ctx context.Context) error {
+	led, err := e.run(ctx)
+	if !led {
+		e.Callbacks.OnStoppedLeading()
+	}
+	return err
+}
+
+func (e *Elector) run(ctx context.Context) (led bool, err error) {
 	leading, lead, err := e.win(ctx)
 	if err != nil {
-		e.Callbacks.OnStoppedLeading()
-		return err
+		return false, err
 	}
 	defer lead.Release()
 	e.learn(e.Leases.Name(), lead)
@@ -85,7 +94,7 @@ func (e *Elector) Run(ctx context.Context) error {
 	e.learn("", nil)
 	e.Callbacks.OnStoppedLeading()
 	<-worked
-	return err
+	return true, err
 }
 
 // win waits for leadership, and watches who leads meanwhile.
@@ -117,13 +126,33 @@ func (e *Elector) stopped(leading context.Context, worked <-chan struct{}) error
 	return context.Cause(leading)
 }
 
-// RunForever takes part again and again, until ctx is done or the keeper is closed.
+// RunForever takes part again and again, until ctx is done or the keeper is closed, or with an error of the server that
+// stays: a name that it does not take, a right that is lacking. After another one it waits for RetryPeriod.
 func (e *Elector) RunForever(ctx context.Context) error {
+	said := ""
 	for {
-		if err := e.Run(ctx); ctx.Err() != nil || errors.Is(err, lease.ErrClosed) {
+		led, err := e.run(ctx)
+		if ctx.Err() != nil || errors.Is(err, lease.ErrClosed) || !led && stays(err) {
 			return err
 		}
+		if !led {
+			if said != err.Error() {
+				said = err.Error()
+				e.Leases.Logger().Warn("eskit_lease: asks for the leadership again", "name", e.Name, "error", err)
+			}
+			select {
+			case <-time.After(e.RetryPeriod):
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
 	}
+}
+
+// stays tells whether the server refuses the call itself (classes 22 and 42).
+func stays(err error) bool {
+	var told interface{ SQLState() string }
+	return errors.As(err, &told) && (strings.HasPrefix(told.SQLState(), "22") || strings.HasPrefix(told.SQLState(), "42"))
 }
 
 // GetLeader returns the name of the leader that was seen last; "" if none is known.

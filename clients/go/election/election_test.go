@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -348,4 +349,23 @@ func TestLocks(t *testing.T) {
 		}
 		return ok
 	})
+}
+
+// A refusal that stays ends RunForever; nobody was told that a leadership had ended.
+func TestRefusalThatStays(t *testing.T) {
+	l := open(t, "a")
+	var stopped atomic.Int32
+	e, err := election.New(election.Config{Leases: l, Name: strings.Repeat("x", 400), Callbacks: election.Callbacks{
+		OnStartedLeading: func(context.Context, *lease.Lead) {},
+		OnStoppedLeading: func() { stopped.Add(1) },
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	var told interface{ SQLState() string }
+	if err := e.RunForever(ctx); !errors.As(err, &told) || told.SQLState() != "22023" || stopped.Load() != 0 {
+		t.Error(err, stopped.Load())
+	}
 }
