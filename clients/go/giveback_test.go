@@ -378,3 +378,66 @@ func TestOnceOfACallerThatHasGone(t *testing.T) {
 		t.Error(outcome, err)
 	}
 }
+
+// A connection that the server ended while it was idle takes no claim with it.
+func TestConnectionThatEndedWhileIdle(t *testing.T) {
+	db := pool(t, dsn(t))
+	role, by := asConsumer(t, db, dsn(t))
+	var log logged
+	l, err := lease.Open(t.Context(), by, lease.WithTTL(ttl), log.option())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	session, queue := l.Session(), unique+t.Name()
+	do(t, db, `SELECT eskit_lease.queue_create($1), eskit_lease.item_add($1, '1')`, queue)
+	defer do(t, db, `SELECT eskit_lease.queue_drop($1, items => true)`, queue)
+	_, lead := mustLead(t, l, queue+"lead") // so the second connection is open
+	defer lead.Release()
+	time.Sleep(ttl / 4)
+	do(t, db, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+		WHERE query LIKE '%lease_acquire%' AND state = 'idle' AND usename = $1`, role)
+	time.Sleep(ttl / 10)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*ttl)
+	defer cancel()
+	handled := false
+	err = l.Work(ctx, queue, 1, db, func(context.Context, pgx.Tx, lease.Item) error {
+		handled = true
+		cancel()
+		return nil
+	})
+	if !handled || l.Session() != session || !lead.Trusted() {
+		t.Error(handled, err, log.text.String())
+	}
+}
+
+// What a claim brought whose answer was lost is given back also if Work has ended meanwhile.
+func TestWorkThatEndsAfterALostClaim(t *testing.T) {
+	p, by := through(t)
+	l, err := lease.Open(t.Context(), by, lease.WithTTL(2*ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	db, queue := pool(t, dsn(t)), unique+t.Name()
+	do(t, db, `SELECT eskit_lease.queue_create($1), eskit_lease.item_add($1, '1')`, queue)
+	defer do(t, db, `SELECT eskit_lease.queue_drop($1, items => true)`, queue)
+	_, lead := mustLead(t, l, queue+"lead") // so the second connection is open
+	defer lead.Release()
+	time.Sleep(ttl / 10) // until the lead asks no more
+	p.forget(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	worked := make(chan error)
+	go func() { worked <- l.Work(ctx, queue, 1, db, nil) }()
+	state := func(is string) func() bool {
+		return func() bool {
+			return one[string](t, db, `SELECT state FROM eskit_lease.items WHERE queue = $1`, queue) == is
+		}
+	}
+	eventually(t, "it is claimed", state("claimed"))
+	cancel()
+	p.cut()
+	p.forget(false)
+	<-worked
+	eventually(t, "it is given back", state("ready"))
+}

@@ -175,6 +175,19 @@ func (l *Leases) heard(session string, sent time.Duration, answer core.Answer) {
 	})
 }
 
+// renounce closes the session, for the keeper to open another.
+func (l *Leases) renounce(session string) error {
+	l.step(func(now time.Duration) []core.Action {
+		if session != l.core.Session {
+			return nil
+		}
+		return l.core.Renounced(now)
+	})
+	err := l.exec(session, `SELECT eskit_lease.session_close($1::uuid)`, session)
+	l.heard(session, l.now(), core.Answer{Alive: false})
+	return err
+}
+
 // warn logs a problem, unless it was the last one that was logged.
 func (l *Leases) warn(what string, err error) {
 	if told := what + sqlstate(err); told != l.told {

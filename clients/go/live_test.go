@@ -786,7 +786,8 @@ func TestWorkGivesBackWhatALostAnswerClaimed(t *testing.T) {
 				u.User = url.UserPassword(user, "only for this test")
 				by = u.String()
 			}
-			l, err := lease.Open(t.Context(), by, lease.WithTTL(4*time.Second))
+			var log logged
+			l, err := lease.Open(t.Context(), by, lease.WithTTL(4*time.Second), log.option())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -819,6 +820,9 @@ func TestWorkGivesBackWhatALostAnswerClaimed(t *testing.T) {
 				}
 			case <-time.After(10 * time.Second):
 				t.Error("is never handled")
+			}
+			if log.count("grant_monitor") != attempt-1 || log.count("another process") != 0 {
+				t.Error(log.text.String())
 			}
 			cancel()
 			<-worked

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"eskit.dev/lease/internal/core"
 )
@@ -17,12 +18,16 @@ import (
 type second struct {
 	turn   chan struct{} // full while a call is under way
 	conn   *pgx.Conn
+	used   time.Time
 	closer *time.Timer
 }
 
 type answer struct{ Answer any }
 
-const idle = 10 * time.Second // after which the second connection is closed
+const (
+	idle         = 10 * time.Second       // after which the second connection is closed
+	mayHaveEnded = 100 * time.Millisecond // an idle connection, by the server: after that it is looked at
+)
 
 // query repeats a call for a session until the server answers it: the call must be one that may be repeated. It returns
 // ErrLost once the session is known to have ended, however long the server is silent: a session outlives a restart of
@@ -93,6 +98,10 @@ func try[T any](ctx context.Context, l *Leases, session, sql string, args ...any
 	ctx, cancel := context.WithTimeout(ctx, l.ttl/2)
 	defer cancel()
 	s.closer.Stop()
+	if s.conn != nil && time.Since(s.used) > mayHaveEnded && hasEnded(ctx, s.conn) {
+		reset(s.conn)
+		s.conn = nil
+	}
 	if s.conn == nil {
 		if s.conn, err = l.connect(ctx); err != nil {
 			return nil, err
@@ -108,8 +117,18 @@ func try[T any](ctx context.Context, l *Leases, session, sql string, args ...any
 		l.heard(session, sent, core.Answer{Alive: false})
 		err = errors.Join(ErrLost, err)
 	}
+	s.used = time.Now()
 	s.closer.Reset(idle)
 	return rows, err
+}
+
+// hasEnded tells whether the server has ended an idle connection. A call on it would be lost, and nobody would know
+// whether it was made.
+func hasEnded(ctx context.Context, conn *pgx.Conn) bool {
+	ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
+	defer cancel()
+	_, err := conn.PgConn().ReceiveMessage(ctx)
+	return err != nil && !pgconn.Timeout(err)
 }
 
 // hangUp closes the second connection, once no call is under way.

@@ -47,6 +47,13 @@ func (l *Leases) Work(ctx context.Context, queue string, concurrency int, db Beg
 		for len(w.busy) > 0 {
 			(<-w.ended)()
 		}
+		for w.unsure != "" && w.unsure == l.Session() && l.State() != Draining { // which ends by closing the session
+			if err := w.unclaimStray(w.unsure); err == nil || answered(err) && !isBrief(err) {
+				l.complain("a claim's answer was lost, and its items were not given back", err)
+				return
+			}
+			time.Sleep(min(time.Second, l.ttl/6))
+		}
 	})
 }
 
@@ -95,12 +102,13 @@ func (w *worker) look(session string, asked <-chan struct{}) error {
 }
 
 // unclaimStray gives items back that the session has claimed, and that no handler has. A role that may not look for
-// them closes the session, which frees them.
+// them closes the session, which frees them, and the keeper opens another.
 func (w *worker) unclaimStray(session string) error {
 	rows, err := try[struct{ ID, Fence int64 }](w.l.life, w.l, session, `SELECT id, fence FROM eskit_lease.items
 		WHERE queue = $1::text AND session = $2::uuid AND state = 'claimed'`, w.queue, session)
 	if sqlstate(err) == "42501" {
-		return w.l.exec(session, `SELECT eskit_lease.session_close($1::uuid)`, session)
+		w.l.complain("a claim's answer was lost, and without grant_monitor its items cannot be looked for: a new session", err)
+		return w.l.renounce(session)
 	}
 	for _, row := range rows {
 		if !w.busy[claim{row.ID, row.Fence}] && err == nil {

@@ -96,6 +96,7 @@ type Core struct {
 	longestWait  time.Duration
 	reopenPause  time.Duration
 	beatsFirst   bool // before it waits
+	renounced    bool // the present session, by this keeper
 }
 
 // New returns a core that was not started.
@@ -205,6 +206,13 @@ func (c *Core) Heard(now, sent time.Duration, answer Answer) []Action {
 	return c.Tick(now)
 }
 
+// Renounced tells that the keeper itself closes the present session. It is not believed any more, so that its end is not
+// taken for the deed of another process.
+func (c *Core) Renounced(now time.Duration) []Action {
+	c.renounced, c.TrustedUntil = true, past
+	return c.Tick(now)
+}
+
 // Tick tells that time has passed.
 func (c *Core) Tick(now time.Duration) []Action {
 	if now >= c.TrustedUntil {
@@ -304,7 +312,7 @@ func (c *Core) learn(now time.Duration, call call, answer Answer) {
 
 // believe counts the trust from before the call. When trust is back, all scopes ask.
 func (c *Core) believe(now, sent, trust time.Duration) {
-	if sent >= c.heard {
+	if sent >= c.heard && !c.renounced {
 		c.heard, c.TrustedUntil = sent, sent+trust
 	}
 	if !c.handedOut && now < c.TrustedUntil {
@@ -318,7 +326,7 @@ func (c *Core) believe(now, sent, trust time.Duration) {
 func (c *Core) ended(now time.Duration) {
 	taken := now < c.TrustedUntil
 	c.cancel()
-	c.Session, c.beatsFirst, c.TrustedUntil, c.nextCall = "", false, past, now
+	c.Session, c.beatsFirst, c.renounced, c.TrustedUntil, c.nextCall = "", false, false, past, now
 	if c.draining {
 		c.close()
 	} else if taken {

@@ -148,3 +148,28 @@ func deadline(c *Core) string {
 	}
 	return fmt.Sprint(at.Milliseconds())
 }
+
+// A session that the keeper closes itself is not believed any more, and was not taken by another process.
+func TestRenounced(t *testing.T) {
+	c := New(ms(3000), false, false, func() float64 { return 1 })
+	c.Start(0)
+	c.Connected(0)
+	c.Answered(0, Answer{Alive: true, Trust: ms(3000), Session: "s1", Revision: 1})
+	if got := told(c.Renounced(ms(10))); len(got) != 1 || got[0] != "cancel" || c.State(ms(10)) != Doubting {
+		t.Error(got, c.State(ms(10)))
+	}
+	c.Answered(ms(20), Answer{Alive: true, Trust: ms(3000), Revision: 2})
+	c.Heard(ms(30), ms(25), Answer{Alive: true, Trust: ms(3000)})
+	if state := c.State(ms(30)); state != Doubting {
+		t.Error(state)
+	}
+	c.Heard(ms(40), ms(40), Answer{})
+	got := c.Answered(ms(50), Answer{}) // of the wait that was under way
+	if len(got) != 1 || got[0].Kind != Open {
+		t.Error(got)
+	}
+	c.Answered(ms(60), Answer{Alive: true, Trust: ms(3000), Session: "s2", Revision: 3})
+	if state := c.State(ms(60)); state != Trusted {
+		t.Error(state)
+	}
+}
