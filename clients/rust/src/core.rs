@@ -46,6 +46,7 @@ pub(crate) struct Core {
     pub chance: f64,          // from 0 to 1, for the next event
     pub session: Option<String>,
     pub trusted_until: Duration,
+    pub replaces: bool, // the keeper closes this session by itself, to open another: nobody takes it
     ttl: Duration,
     takeover: bool,
     watches: bool, // a heartbeat names the table to watch, and the first one begins it
@@ -242,7 +243,7 @@ impl Core {
     /// name: two such processes must not end each other for ever.
     fn end(&mut self, now: Duration) {
         self.cancel();
-        let taken = now < self.trusted_until;
+        let taken = !mem::take(&mut self.replaces) && now < self.trusted_until;
         (self.session, self.asks, self.trusted_until, self.next_call) = (None, false, NEVER, now);
         if self.draining {
             self.close();

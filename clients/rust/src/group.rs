@@ -1,6 +1,6 @@
 //! `join`: the partitions of a consumer group.
 
-use crate::error::{BoxError, Error};
+use crate::error::{BoxError, Error, with_causes};
 use crate::keeper::log;
 use crate::leases::{Leases, Running, Verb, run};
 use crate::line::BoxFuture;
@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const POSITION: &str = "SELECT eskit_lease.cursor_position($1, $2::int)";
 pub(crate) const COMMIT: &str = "SELECT eskit_lease.cursor_commit($1, $2::int, $3::bigint, $4::bigint, $5::bigint)";
 
+const BRIEF_PAUSE: Duration = Duration::from_secs(1); // after an error of the assignment
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -87,7 +88,14 @@ impl Verb for Member {
                 return Err(Error::lost());
             }
             asks.borrow_and_update();
-            self.assign(&session, &scopes).await?;
+            if let Err(error) = self.assign(&session, &scopes).await {
+                if matches!(error, Error::Lost(_)) || matches!(error.of_server(), Some("42704" | "42501" | "55000")) {
+                    return Err(error);
+                }
+                log!(warn, "eskit_lease: the assignment of {} has failed: {}", self.group, with_causes(&error));
+                keeper.until(end, sleep(BRIEF_PAUSE)).await?;
+                continue;
+            }
             tokio::select! {
                 told = keeper.until(end, asks.changed()) => drop(told?),
                 Some(Ok((number, failures))) = self.tasks.join_next() => {

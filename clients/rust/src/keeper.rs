@@ -190,8 +190,9 @@ impl Keeper {
             let until = self.began + due.unwrap_or_default();
             tokio::select! {
                 () = sleep_until(until.into()), if due.is_some() => self.event(|core, now| core.tick(now)),
-                () = open.cancelled(), if !self.stop.is_cancelled() => {
+                () = open.cancelled(), if self.closing.get().is_none() => {
                     self.stop.cancel();
+                    self.closing.get_or_init(Instant::now);
                     tokio::spawn(self.clone().close());
                 }
                 Ok(()) = changes.changed() => (),
@@ -272,12 +273,29 @@ impl Keeper {
         }
     }
 
-    /// Makes a call that gives something back; it has no FROM. Its wait for fenced transactions is limited: the server does
-    /// not notice that a call is given up, and would go on waiting beside the next one.
+    /// Makes a call that gives something back, and warns if it fails; it has no FROM. Its wait for fenced transactions is
+    /// limited: the server does not notice that a call is given up, and would go on waiting beside the next one.
     pub async fn give_back(self: &Arc<Self>, session: &str, sql: &str, args: &[&str]) -> Result<(), Error> {
         let limit = (self.ttl / 4).as_millis();
-        let sql = format!("{sql} FROM set_config('lock_timeout', '{limit} ms', true)");
-        self.call(session, &sql, args).await.map(drop)
+        let limited = format!("{sql} FROM set_config('lock_timeout', '{limit} ms', true)");
+        self.call(session, &limited, args).await.map(drop).inspect_err(|error| self.warn(sql, error))
+    }
+
+    /// Makes a call that tells of a failure by the text $1; by another if the server cannot store that one.
+    pub async fn fail(self: &Arc<Self>, session: &str, sql: &str, error: &str, args: &[&str]) {
+        for text in [&*error.replace('\0', "\u{fffd}"), "the error's text could not be stored"] {
+            match self.call(session, sql, &[&[text], args].concat()).await {
+                Err(error) if error.of_server().is_some_and(|code| code != "LF001") => self.warn(sql, &error),
+                done => return done.map_or_else(|error| self.warn(sql, &error), drop),
+            }
+        }
+    }
+
+    /// Warns that a call has failed, unless there is nothing more to end or to give back.
+    fn warn(&self, sql: &str, error: &Error) {
+        if !matches!(error, Error::Lost(_)) && error.of_server() != Some("LF001") {
+            log!(warn, "eskit_lease {}: {sql}: {}", self.name, with_causes(error));
+        }
     }
 
     pub async fn call_once(self: &Arc<Self>, session: &str, sql: &str, args: &[&str]) -> Result<Vec<Row>, Error> {
@@ -317,6 +335,13 @@ impl Keeper {
                 core.heard(now, sent, answer);
             }
         });
+    }
+
+    /// Ends what the session has, and closes it: the keeper opens another.
+    pub async fn replace_session(self: &Arc<Self>, session: &str) -> Result<(), Error> {
+        self.event(|core, _| core.replaces = true);
+        mem::take(&mut self.kept().scopes).cancel();
+        self.end_session(session).await
     }
 
     /// Closes a session. The keeper opens another, unless it closes, too.

@@ -72,15 +72,16 @@ impl Leases {
     }
 
     /// Drains: nothing new begins, and each scope is told to end. When all have ended, or after `within`, when the rest
-    /// is cancelled, the session is closed.
+    /// is cancelled, the session is closed; also if this future is dropped.
     pub async fn drain(&self, within: Duration) {
-        self.keeper.drain(within).await;
+        let keeper = self.keeper.clone();
+        let _ = self.keeper.runtime.spawn(async move { keeper.drain(within).await }).await;
     }
 
     /// Cancels all scopes, waits for their work, and closes the session: within the TTL, whatever the network does. If
-    /// the server cannot be reached, the session ends with its TTL.
+    /// the server cannot be reached, the session ends with its TTL. Goes on if this future is dropped.
     pub async fn close(&self) {
-        self.keeper.clone().close().await;
+        let _ = self.keeper.runtime.spawn(self.keeper.clone().close()).await;
     }
 
     /// Waits for SIGTERM or SIGINT, and then [drains](Leases::drain).

@@ -1,8 +1,9 @@
 //! `once`: run-once keys.
 
 use crate::error::{BoxError, Error, with_causes};
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, log};
 use crate::leases::Leases;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::{fmt::Display, sync::Arc};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -28,22 +29,28 @@ type Ended = Result<String, (String, bool)>;
 
 impl Leases {
     /// Runs a function once for a key, in all processes. The function gets the fence, and returns a result that
-    /// displays as JSON (`serde_json::Value` does). If it fails, the key is free again. If it is not known how far it
-    /// came, as its future was dropped, or it failed with [`Error::Lost`] or [`Error::Unsure`], the key stays failed or
-    /// in doubt until `execution_resolve`.
+    /// displays as JSON (`serde_json::Value` does). If it fails, the key is free again. The key stays failed or in doubt
+    /// until `execution_resolve` if it is not known how far the function came, as its future was dropped, or it failed
+    /// with [`Error::Lost`] or [`Error::Unsure`]; and if its result is none that the server stores.
     pub async fn once<R, F>(&self, key: &str, function: F) -> Result<Once, Error>
     where
         R: Display,
         F: AsyncFnOnce(i64) -> Result<R, BoxError>,
     {
         let ((tell, told), (finish, finished)) = (oneshot::channel(), oneshot::channel());
-        let running = self.start(|end| attempt(self.keeper.clone(), key.to_owned(), end, tell, finished));
+        let begun = Arc::new(AtomicBool::new(false));
+        let has_begun = begun.clone();
+        let running = self.start(|end| attempt(self.keeper.clone(), key.to_owned(), end, tell, finished, has_begun));
         let (fence, over) = match told.await {
-            Ok(Ok(begun)) => begun,
+            Ok(Ok(first)) => first,
             Ok(Err(once)) => return Ok(once),
             Err(_) => return Err(running.await.err().unwrap_or(Error::Closed)),
         };
-        let done = over.run_until_cancelled(function(fence)).await.ok_or_else(|| Error::lost().of(key, fence))?;
+        let call = async {
+            begun.store(true, Relaxed);
+            function(fence).await
+        };
+        let done = over.run_until_cancelled(call).await.ok_or_else(|| Error::lost().of(key, fence))?;
         let done = done.map(|result| result.to_string()).map_err(Error::from);
         let _ = finish.send(match &done {
             Ok(result) => Ok(result.clone()),
@@ -63,6 +70,7 @@ async fn attempt(
     end: CancellationToken,
     tell: oneshot::Sender<Begun>,
     finished: oneshot::Receiver<Ended>,
+    has_begun: Arc<AtomicBool>,
 ) -> Result<(), Error> {
     let _turn = keeper.until(&end, keeper.turn("once", &key).lock_owned()).await?;
     let (session, scopes, row) = loop {
@@ -76,16 +84,25 @@ async fn attempt(
         let _ = tell.send(Err(Once { first: false, state: row.try_get(1)?, result: row.try_get(3)? }));
         return Ok(());
     };
-    let was_told = tell.send(Ok((fence, scopes.child_token()))).is_ok();
+    let _ = tell.send(Ok((fence, scopes.child_token())));
     let fence = fence.to_string();
-    let (error, retry) = match finished.await {
+    let (done, error, retry) = match finished.await {
         Ok(Ok(result)) => {
             let finish = "SELECT eskit_lease.execution_finish($1, $2::bigint, $3::jsonb)";
-            return keeper.call(&session, finish, &[&key, &fence, &result]).await.map(drop);
+            match keeper.call(&session, finish, &[&key, &fence, &result]).await {
+                // A key that stays running would have the same fence again, for another run of the function.
+                Err(error) if error.of_server().is_some_and(|code| code != "LF003") => {
+                    let why = with_causes(&error);
+                    (Err(error), why, false)
+                }
+                done => return done.map(drop),
+            }
         }
-        Ok(Err(error)) => error,
-        Err(_) => ("the call was dropped".to_owned(), !was_told),
+        Ok(Err((error, retry))) => (Ok(()), error, retry),
+        Err(_) => (Ok(()), "the call was dropped".into(), !has_begun.load(Relaxed)),
     };
-    let fail = "SELECT eskit_lease.execution_fail($1, $2::bigint, $3, $4::boolean)";
-    keeper.call(&session, fail, &[&key, &fence, &error, &retry.to_string()]).await.map(drop)
+    log!(warn, "eskit_lease: {key} has failed: {error}");
+    let fail = "SELECT eskit_lease.execution_fail($2, $3::bigint, $1, $4::boolean)";
+    keeper.fail(&session, fail, &error, &[&key, &fence, &retry.to_string()]).await;
+    done
 }

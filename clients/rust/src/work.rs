@@ -14,7 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 const CLAIM: &str = "SELECT id, key, payload::text, attempt, fence FROM eskit_lease.item_claim($1, $2::uuid, $3::int)";
 pub(crate) const DONE: &str = "SELECT eskit_lease.item_done(ARRAY[$1::bigint], $2::bigint)";
+const BRIEF_PAUSE: Duration = Duration::from_secs(1); // after a refusal that passes
 const MOST: usize = 1_000; // items of one claim
+const UNCLAIM: &str = "SELECT eskit_lease.item_unclaim(ARRAY[$1::bigint], $2::bigint)";
 const RECOVER: &str = "SELECT eskit_lease.item_unclaim(array_agg(id), fence) FROM eskit_lease.items WHERE queue = $1 \
                        AND session = $2::uuid AND state = 'claimed' AND id <> ALL ($3::bigint[]) GROUP BY fence";
 
@@ -115,8 +117,13 @@ impl Worker {
         }
         let rows = loop {
             match keeper.call_once(session, CLAIM, &[&self.queue, session, &free.to_string()]).await {
-                Err(error) if error.passes() => self.recover(session).await?,
-                rows => break rows?,
+                Err(error) if !error.passes() => return Err(error),
+                Err(error) if error.of_server().is_none() => self.recover(session).await?,
+                Err(error) => {
+                    log!(warn, "eskit_lease: the claim from {} has failed: {}", self.queue, with_causes(&error));
+                    keeper.until(end, sleep(BRIEF_PAUSE)).await?;
+                }
+                Ok(rows) => break rows,
             }
         };
         let is_over = end.is_cancelled() || keeper.stop.is_cancelled();
@@ -124,9 +131,8 @@ impl Worker {
             let (id, key, payload, attempt) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
             let grant = Grant::new(session, row.try_get(4)?, scopes);
             if is_over {
-                let sql = "SELECT eskit_lease.item_unclaim(ARRAY[$1::bigint], $2::bigint)";
                 let [id, fence]: [String; 2] = [id, grant.fence].map(|number: i64| number.to_string());
-                let _ = keeper.call(session, sql, &[&id, &fence]).await;
+                let _ = keeper.give_back(session, UNCLAIM, &[&id, &fence]).await;
                 continue;
             }
             let (scope, done) = (Scope::new(&self.leases, &self.queue, &grant), Arc::default());
@@ -140,6 +146,11 @@ impl Worker {
         let (id, done) = (item.id, item.done.clone());
         self.begun.insert(id);
         self.handlers.spawn(async move {
+            if grant.over.is_cancelled() {
+                let args = [&*id.to_string(), &grant.fence.to_string()];
+                let _ = keeper.give_back(&grant.session, UNCLAIM, &args).await; // it has not begun
+                return id;
+            }
             let ended = run(&grant.over, async move { handler(item).await }).await;
             let error = match ended {
                 Ok(()) if done.load(Relaxed) => return id,
@@ -148,9 +159,8 @@ impl Worker {
             };
             let error = with_causes(&error);
             log!(warn, "eskit_lease: item {id} has failed: {error}");
-            let sql = "SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3)";
-            let args = [&*id.to_string(), &grant.fence.to_string(), &error];
-            let _ = keeper.call(&grant.session, sql, &args).await; // LF001: it was done
+            let sql = "SELECT eskit_lease.item_fail($2::bigint, $3::bigint, $1)";
+            keeper.fail(&grant.session, sql, &error, &[&id.to_string(), &grant.fence.to_string()]).await;
             id
         });
     }
@@ -162,7 +172,11 @@ impl Worker {
         let keeper = &self.leases.keeper;
         let begun = self.begun.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
         match keeper.call(session, RECOVER, &[&self.queue, session, &format!("{{{begun}}}")]).await {
-            Err(error) if error.of_server() == Some("42501") => keeper.end_session(session).await,
+            Err(error) if error.of_server() == Some("42501") => {
+                let why = "the answer of item_claim was lost, and only grant_monitor shows what it has claimed";
+                log!(warn, "eskit_lease {}: opens another session: {why}", keeper.name);
+                keeper.replace_session(session).await
+            }
             Err(Error::Refused(_)) => Ok(()), // another has ended the claim
             done => done.map(drop),
         }

@@ -424,13 +424,26 @@ async fn a_refusal_that_gives_no_place_is_asked_again() -> Done {
     Ok(())
 }
 
-/// A network in front of the server, which breaks the first connections that make a certain call, after the call.
-async fn losing(dsn: &str, call: &'static str, times: usize) -> Result<String, BoxError> {
+/// What a network in front of the server does to a call.
+#[derive(Clone, Copy, PartialEq)]
+enum Harm {
+    Lose,    // breaks the connection after the call
+    Corrupt, // the server knows no such function
+}
+
+/// A network in front of the server, which harms the first calls of a function. Also returns how many are left.
+async fn harming(
+    dsn: &str,
+    call: &'static str,
+    times: usize,
+    harm: Harm,
+) -> Result<(String, Arc<AtomicUsize>), BoxError> {
     let (before, host) = dsn.rsplit_once('@').ok_or("no user in DATABASE_URL")?;
     let (host, database) = host.split_once('/').ok_or("no database in DATABASE_URL")?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let link = format!("{before}@{}/{database}", listener.local_addr()?);
-    let (host, left) = (host.to_owned(), Arc::new(AtomicUsize::new(times)));
+    let (host, counted) = (host.to_owned(), Arc::new(AtomicUsize::new(times)));
+    let left = counted.clone();
     tokio::spawn(async move {
         while let Ok((mut client, _)) = listener.accept().await {
             let (host, left) = (host.clone(), left.clone());
@@ -440,11 +453,15 @@ async fn losing(dsn: &str, call: &'static str, times: usize) -> Result<String, B
                 loop {
                     tokio::select! {
                         length = client.read(&mut asked) => {
-                            let data = &asked[..length?];
+                            let data = &mut asked[..length?];
+                            let calls = data.windows(call.len()).position(|part| part == call.as_bytes());
+                            let harmed = calls
+                                .filter(|_| left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok());
+                            if let (Some(at), Harm::Corrupt) = (harmed, harm) {
+                                data[at] = b'x';
+                            }
                             server.write_all(data).await?;
-                            let calls = data.windows(call.len()).any(|part| part == call.as_bytes());
-                            let lost = calls && left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok();
-                            if lost || data.is_empty() {
+                            if harmed.is_some() && harm == Harm::Lose || data.is_empty() {
                                 sleep(Duration::from_millis(100)).await; // the server commits
                                 return Ok::<_, std::io::Error>(());
                             }
@@ -458,7 +475,23 @@ async fn losing(dsn: &str, call: &'static str, times: usize) -> Result<String, B
             });
         }
     });
-    Ok(link)
+    Ok((link, counted))
+}
+
+/// A network that breaks the first connections that make a certain call, after the call.
+async fn losing(dsn: &str, call: &'static str, times: usize) -> Result<String, BoxError> {
+    Ok(harming(dsn, call, times, Harm::Lose).await?.0)
+}
+
+/// Makes a role that may work, and see nothing. Returns its name, and its connection string.
+async fn consumer(db: &Client, dsn: &str, of: &str) -> Result<(String, String), BoxError> {
+    let role = name(of).replace('-', "_");
+    let grant = format!("SELECT eskit_lease.grant_consumer('{role}')");
+    db.batch_execute(&format!("CREATE ROLE {role} LOGIN PASSWORD 'test'; {grant}")).await?;
+    let (scheme, host) = dsn.rsplit_once('@').ok_or("no user in DATABASE_URL")?;
+    let scheme = scheme.split_once("://").ok_or("no URL")?.0;
+    let own = format!("{scheme}://{role}:test@{host}");
+    Ok((role, own))
 }
 
 #[tokio::test]
@@ -467,14 +500,8 @@ async fn a_claim_whose_answer_is_lost_keeps_no_item() -> Done {
     let (queue, db) = (name("lost"), client(&dsn).await?);
     db.execute("SELECT eskit_lease.queue_create($1)", &[&queue]).await?;
     // Once as a reader of the views, and once as a role that may only work.
-    let role = name("role").replace('-', "_");
-    db.batch_execute(&format!(
-        "CREATE ROLE {role} LOGIN PASSWORD 'test'; SELECT eskit_lease.grant_consumer('{role}');"
-    ))
-    .await?;
-    let (scheme, host) = dsn.rsplit_once('@').ok_or("no user in DATABASE_URL")?;
-    let scheme = scheme.split_once("://").ok_or("no URL")?.0;
-    for dsn in [dsn.clone(), format!("{scheme}://{role}:test@{host}")] {
+    let (role, own) = consumer(&db, &dsn, "role").await?;
+    for dsn in [dsn.clone(), own] {
         let add = "SELECT eskit_lease.item_add($1, jsonb_build_object('n', n)) FROM generate_series(1, 6) AS n";
         db.execute(add, &[&queue]).await?;
         let leases = Leases::builder(&losing(&dsn, "item_claim(", 2).await?).ttl(Duration::from_secs(5)).open().await?;
@@ -514,5 +541,205 @@ async fn a_call_whose_answer_is_lost_is_repeated() -> Done {
         assert!(once.await?.first && calls == 1);
         leases.close().await;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_the_server_cannot_store_leaves_nothing_behind() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (leases, db) = (open(&dsn).await?, client(&dsn).await?);
+    for (at, result) in ["sent to bob", r#""\u0000""#, "\0", "NaN"].into_iter().enumerate() {
+        let (key, mut calls) = (name(&format!("result-{at}")), 0);
+        let refused = leases.once(&key, async |_| {
+            calls += 1;
+            Ok(result)
+        });
+        assert!(matches!(refused.await, Err(Error::Postgres(_))), "{result}");
+        let again = leases.once(&key, async |_| {
+            calls += 1;
+            Ok("null")
+        });
+        assert_eq!((&*again.await?.state, calls), ("failed", 1), "{result}");
+    }
+    let key = name("error");
+    assert!(leases.once(&key, async |_| Err::<&str, _>("a\0b".into())).await.is_err());
+    assert!(leases.once(&key, async |_| Ok("null")).await?.first);
+
+    let queue = name("error");
+    db.execute("SELECT eskit_lease.queue_create($1, 1)", &[&queue]).await?;
+    db.execute("SELECT eskit_lease.item_add($1, '1')", &[&queue]).await?;
+    let working = leases.work(&queue, 1, |_| async { Err("a\0b".into()) });
+    let dead = "SELECT count(*) = 1 AND min(error) = E'a\\uFFFDb' FROM eskit_lease.dead_items WHERE queue = $1";
+    until(&db, dead, &queue).await?;
+    working.stop().await?;
+    leases.close().await;
+    db.execute("SELECT eskit_lease.queue_drop($1, items => true)", &[&queue]).await?;
+    Ok(())
+}
+
+/// A database whose encoding lacks a letter of an error.
+#[tokio::test]
+async fn an_error_that_cannot_be_stored_is_told_by_another_text() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (db, base) = (client(&dsn).await?, name("latin"));
+    db.batch_execute(&format!("CREATE DATABASE \"{base}\" ENCODING LATIN1 LOCALE 'C' TEMPLATE template0")).await?;
+    let dsn = format!("{}/{base}", dsn.rsplit_once('/').ok_or("no database in DATABASE_URL")?.0);
+    let other = client(&dsn).await?;
+    other.batch_execute("CREATE EXTENSION eskit_lease; SELECT eskit_lease.queue_create('q', 1)").await?;
+    other.batch_execute("SELECT eskit_lease.item_add('q', '1')").await?;
+    let leases = open(&dsn).await?;
+    let working = leases.work("q", 1, |_| async { Err("\u{2603}".into()) });
+    let dead =
+        "SELECT count(*) = 1 AND min(error) LIKE '%could not be stored' FROM eskit_lease.dead_items WHERE queue = $1";
+    until(&other, dead, "q").await?;
+    working.stop().await?;
+    assert!(leases.once("k", async |_| Err::<&str, _>("\u{2603}".into())).await.is_err());
+    assert!(leases.once("k", async |_| Ok("null")).await?.first);
+    leases.close().await;
+    drop(other);
+    db.batch_execute(&format!("DROP DATABASE \"{base}\" WITH (FORCE)")).await?;
+    Ok(())
+}
+
+/// The future of each verb is dropped while the answer of its call is lost.
+#[tokio::test]
+async fn what_a_dropped_call_has_taken_is_given_back() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (name, db) = (name("left"), client(&dsn).await?);
+    db.execute("SELECT eskit_lease.group_create($1, 2)", &[&name]).await?;
+    db.execute("SELECT eskit_lease.queue_create($1)", &[&name]).await?;
+    db.execute("SELECT eskit_lease.item_add($1, '1')", &[&name]).await?;
+    let held = "SELECT count(*) = 0 FROM eskit_lease.leases WHERE resource = $1 AND state = 'held'";
+    for (verb, call, gone) in [
+        ("lead", "lease_acquire(", held),
+        ("try_lead", "lease_acquire(", held),
+        (
+            "once",
+            "execution_begin(",
+            "SELECT EXISTS (SELECT FROM eskit_lease.executions WHERE key = $1 AND state = 'retry')",
+        ),
+        ("join", "group_join(", "SELECT count(*) = 0 FROM eskit_lease.group_members WHERE group_name = $1"),
+        ("join", "group_assignment(", "SELECT count(*) = 0 FROM eskit_lease.group_members WHERE group_name = $1"),
+        ("work", "item_claim(", "SELECT bool_and(state = 'ready') FROM eskit_lease.items WHERE queue = $1"),
+    ] {
+        let (link, left) = harming(&dsn, call, 1, Harm::Lose).await?;
+        let leases = Leases::builder(&link).ttl(Duration::from_secs(60)).open().await?;
+        let session = leases.session();
+        let lost = async {
+            while left.load(Relaxed) > 0 {
+                sleep(Duration::from_millis(5)).await;
+            }
+            sleep(Duration::from_millis(50)).await;
+        };
+        let verb_ends = async {
+            match verb {
+                "lead" => drop(leases.lead(&name).await),
+                "try_lead" => drop(leases.try_lead(&name).await),
+                "once" => drop(leases.once(&name, async |_| Ok("null")).await),
+                "join" => drop(leases.join(&name, |part| async move { Ok(part.cancelled().await) }).await),
+                _ => drop(leases.work(&name, 1, |_| std::future::pending()).await),
+            }
+        };
+        tokio::select! {
+            () = verb_ends => return Err(format!("{verb} has ended").into()),
+            () = lost => (),
+        }
+        sleep(Duration::from_millis(400)).await; // the call is repeated
+        until(&db, gone, &name).await.map_err(|error| format!("{verb}: {error}"))?;
+        assert_eq!(leases.session(), session, "{verb}");
+        leases.close().await;
+    }
+    db.execute("SELECT eskit_lease.group_drop($1)", &[&name]).await?;
+    db.execute("SELECT eskit_lease.queue_drop($1, items => true)", &[&name]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_close_and_a_drain_go_on_without_their_caller() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let db = client(&dsn).await?;
+    for drains in [false, true] {
+        let leases = Leases::builder(&dsn).ttl(Duration::from_secs(60)).open().await?;
+        let session = leases.session().ok_or("no session")?;
+        let ending = async {
+            match drains {
+                true => leases.drain(Duration::from_secs(1)).await,
+                false => leases.close().await,
+            }
+        };
+        assert!(timeout(Duration::from_micros(1), ending).await.is_err());
+        let ended = "SELECT NOT EXISTS (SELECT FROM eskit_lease.sessions WHERE session::text = $1)";
+        until(&db, ended, &session).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_error_of_the_assignment_does_not_end_the_member() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (group, db) = (name("assigned"), client(&dsn).await?);
+    db.execute("SELECT eskit_lease.group_create($1, 1)", &[&group]).await?;
+    let (link, _) = harming(&dsn, "group_assignment(", 1, Harm::Corrupt).await?;
+    let leases = open(&link).await?;
+    let member = leases.join(&group, |partition| async move {
+        partition.cancelled().await;
+        Ok(())
+    });
+    let owned = "SELECT count(owner) = 1 FROM eskit_lease.group_partitions WHERE group_name = $1";
+    until(&db, owned, &group).await?;
+    member.stop().await?;
+    until(&db, "SELECT count(*) = 0 FROM eskit_lease.group_members WHERE group_name = $1", &group).await?;
+    leases.close().await;
+    db.execute("SELECT eskit_lease.group_drop($1)", &[&group]).await?;
+    Ok(())
+}
+
+/// Neither a refusal that passes nor a connection that ended while it was idle costs the session of a role that cannot see
+/// what it has claimed; and a claim whose answer is lost costs no pause.
+#[tokio::test]
+async fn a_claim_seldom_costs_the_session() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (queue, db, mut other) = (name("costs"), client(&dsn).await?, client(&dsn).await?);
+    let (role, own) = consumer(&db, &dsn, "costs").await?;
+    db.batch_execute(&format!("ALTER ROLE {role} SET lock_timeout = '50 ms'")).await?;
+    db.execute("SELECT eskit_lease.queue_create($1)", &[&queue]).await?;
+    let (link, left) = harming(&own, "item_claim(", 0, Harm::Lose).await?;
+    let (states, app) = (Arc::new(Mutex::new(Vec::new())), own.clone());
+    let told = states.clone();
+    let on_state = move |state| drop(told.lock().map(|mut told| told.push((state, Instant::now()))));
+    let leases = Leases::builder(&link).ttl(Duration::from_secs(9)).on_state(on_state).open().await?;
+    let (session, add) = (leases.session(), "SELECT eskit_lease.item_add($1, '1')");
+    db.execute(add, &[&queue]).await?;
+    let locked = other.transaction().await?;
+    locked.batch_execute("LOCK TABLE eskit_lease._items").await?;
+    let working = leases.work(&queue, 2, move |item| {
+        let app = app.clone();
+        async move { Ok(item.transaction(&mut client(&app).await?, async |_| Ok(())).await?) }
+    });
+    sleep(Duration::from_millis(500)).await;
+    locked.rollback().await?;
+    let none = "SELECT count(*) = 0 FROM eskit_lease.items WHERE queue = $1";
+    until(&db, none, &queue).await?;
+    assert_eq!(leases.session(), session, "after a refusal");
+
+    let cut = "SELECT count(pg_terminate_backend(pid)) = 1 FROM pg_stat_activity
+               WHERE usename = $1 AND state = 'idle' AND query LIKE '%item_claim(%'";
+    until(&db, cut, &role).await?;
+    sleep(Duration::from_millis(100)).await;
+    db.execute(add, &[&queue]).await?;
+    until(&db, none, &queue).await?;
+    assert_eq!(leases.session(), session, "after the end of an idle connection");
+
+    left.store(1, Relaxed);
+    db.execute(add, &[&queue]).await?;
+    until(&db, none, &queue).await?;
+    working.stop().await?;
+    leases.close().await;
+    let states = states.lock().map_err(|_| "poisoned")?.clone();
+    let lost = states.iter().position(|(state, _)| *state == State::Lost).ok_or("it has kept its session")?;
+    let pause = states[lost + 1].1 - states[lost].1;
+    assert!(pause < Duration::from_millis(400), "{pause:?}");
+    db.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await?;
+    db.execute("SELECT eskit_lease.queue_drop($1, items => true)", &[&queue]).await?;
     Ok(())
 }

@@ -52,6 +52,18 @@ fn happen(core: &mut Core, now: Duration, event: &Value) {
 }
 
 #[test]
+fn a_session_that_the_keeper_replaces_was_not_taken() {
+    let (mut core, at) = (Core::start(Duration::from_secs(9), false, false), Duration::from_millis(5));
+    core.connected(at);
+    let trust = Duration::from_secs(9);
+    core.answered(at, &Answer { alive: true, trust, session: Some("a".into()), ..Answer::default() });
+    core.replaces = true;
+    core.actions.clear();
+    core.answered(at, &Answer::default()); // the wait ends before session_close is answered
+    assert_eq!(core.actions, [Action::Cancel, Action::Open { takeover: false }]);
+}
+
+#[test]
 fn the_core_passes_the_vectors() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../vectors/keeper.json");
     let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(file).unwrap_or_default()).unwrap_or_default();
