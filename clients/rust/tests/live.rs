@@ -636,7 +636,13 @@ async fn what_a_dropped_call_has_taken_is_given_back() -> Done {
                 "lead" => drop(leases.lead(&name).await),
                 "try_lead" => drop(leases.try_lead(&name).await),
                 "once" => drop(leases.once(&name, async |_| Ok("null")).await),
-                "join" => drop(leases.join(&name, |part| async move { Ok(part.cancelled().await) }).await),
+                "join" => {
+                    let work = |part: eskit_lease::Partition| async move {
+                        part.cancelled().await;
+                        Ok(())
+                    };
+                    drop(leases.join(&name, work).await)
+                }
                 _ => drop(leases.work(&name, 1, |_| std::future::pending()).await),
             }
         };

@@ -76,7 +76,7 @@ async fn main() -> ExitCode {
         Command::Man => manual().map_err(|error| Failure::new(IN_DOUBT, error)),
     };
     ExitCode::from(done.unwrap_or_else(|failure| {
-        eprintln!("eskit-lease: {}", failure.why);
+        run::say(&failure.why);
         failure.code
     }))
 }

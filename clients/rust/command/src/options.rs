@@ -70,7 +70,7 @@ pub struct Run {
     /// Time between SIGTERM and SIGKILL when the trust runs out [default: an eighth of the TTL]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub grace: Option<Duration>,
-    /// Sends SIGKILL so long after a SIGTERM or SIGINT that was passed on [default: never]
+    /// Sends SIGKILL so long after a SIGTERM, SIGINT or SIGQUIT that was passed on [default: never]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub stop_timeout: Option<Duration>,
     /// How long to try to reach the server, before it ends with 69
@@ -123,8 +123,8 @@ Environment of the program:
   ESKIT_LEASE_PARTITION  the partition, with --group
 
 Signals:
-  The program has a process group of its own. SIGTERM, SIGINT, SIGHUP, SIGUSR1
-  and SIGUSR2 are passed on to the group. When the trust in the lease runs out,
+  The program has a process group of its own. SIGTERM, SIGINT, SIGQUIT, SIGHUP,
+  SIGUSR1 and SIGUSR2 are passed on to the group. When the trust in the lease runs out,
   it gets SIGTERM, and SIGKILL before the trust is over; SIGKILL at once if the
   lease is lost. What is left of the group is killed when the program has ended.
   If this command is killed, so is the program (on Linux). If the standard input
@@ -141,7 +141,7 @@ Exit status:
        elsewhere
   126  the program cannot be run
   127  there is no such program
-  With --group it is 0 after SIGTERM or SIGINT. With --once it is 0 if the key
+  With --group it is 0 after SIGTERM, SIGINT or SIGQUIT. With --once it is 0 if the key
   was done before, and its result is printed.
 
 systemd: NOTIFY_SOCKET is told READY=1 once the session is open, and STATUS=.";

@@ -9,18 +9,19 @@ use rustix::process::Signal;
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::future::pending;
-use std::io::ErrorKind;
-use std::sync::Arc;
+use std::io::{ErrorKind, Write, stderr};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
-/// The signals that end the command while no program runs; the first two also end programs.
-const ENDING: [Signal; 3] = [Signal::TERM, Signal::INT, Signal::HUP];
+/// The signals that end the command while no program runs; the first three also end programs.
+const ENDING: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP];
+const LOOK: Duration = Duration::from_millis(100);
 const A_YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// How a program has ended.
@@ -36,6 +37,8 @@ struct Runner {
     leases: Leases,
     reaper: Reaper,
     signals: broadcast::Sender<Signal>,
+    stops: Arc<OnceLock<Signal>>, // the first signal that was to end the programs
+    cannot_start: watch::Sender<Option<(u8, String)>>,
     program: Vec<OsString>,
     grace: Duration,
     margin: Duration, // from SIGKILL to the end of the trust
@@ -48,19 +51,22 @@ pub async fn run(dsn: &str, run: Run) -> Result<u8, Failure> {
     if grace >= run.ttl / 2 {
         return Err(Failure::new(USAGE, "--grace must be less than half of --ttl"));
     }
-    let signals = pass_on().map_err(|error| Failure::new(UNAVAILABLE, error))?;
+    let (signals, stops) = pass_on().map_err(|error| Failure::new(UNAVAILABLE, error))?;
     let reaper = Reaper::start().map_err(|error| Failure::new(UNAVAILABLE, error))?;
     let mut settings = Leases::builder(dsn).ttl(run.ttl).takeover(run.takeover).patience(run.patience);
     if let Some(name) = &run.name {
         settings = settings.name(name);
     }
     let leases = tokio::select! {
-        leases = settings.open() => leases?,
+        biased; // a signal is told only once
         signal = one_of(&signals, &ENDING) => return Ok(code_of(signal)),
+        leases = settings.open() => leases?,
     };
     let (program, stop_timeout, quiet) = (run.program.clone(), run.stop_timeout, run.quiet);
     let margin = run.ttl / 80;
-    let runner = Runner { leases: leases.clone(), reaper, signals, program, grace, margin, stop_timeout, quiet };
+    let (leased, cannot_start) = (leases.clone(), watch::Sender::new(None));
+    let runner =
+        Runner { leases: leased, reaper, signals, stops, cannot_start, program, grace, margin, stop_timeout, quiet };
     notify("READY=1");
     let done = match (&run.lead, &run.group, &run.once) {
         (Some(name), ..) => runner.lead(name, run.restart, run.no_wait).await,
@@ -77,11 +83,12 @@ impl Runner {
         loop {
             self.tell(&format!("waits for {name}"));
             let lead = tokio::select! {
+                biased;
+                signal = one_of(&self.signals, &ENDING) => return Ok(code_of(signal)),
                 lead = self.leases.lead(name), if !no_wait => lead?,
                 lead = self.leases.try_lead(name), if no_wait => {
                     lead?.ok_or_else(|| Failure::new(TEMPORARY, format!("another process leads {name}")))?
                 }
-                signal = one_of(&self.signals, &ENDING) => return Ok(code_of(signal)),
             };
             self.tell(&format!("leads {name} under fence {}", lead.fence()));
             let end = match self.start(name, lead.fence(), lead.session(), None) {
@@ -91,7 +98,7 @@ impl Runner {
             drop(lead); // is released in the background: without a network that may take long
             match end? {
                 End::Exited(code) => return Ok(code),
-                End::Lost if restart => self.tell(&format!("has lost {name}")),
+                End::Lost if restart && self.stops.get().is_none() => self.tell(&format!("has lost {name}")),
                 End::Lost => return Err(Failure::new(TEMPORARY, format!("the lease {name} was lost"))),
             }
         }
@@ -100,22 +107,31 @@ impl Runner {
     async fn group(self: Arc<Self>, group: &str) -> Result<u8, Failure> {
         let runner = self.clone();
         let mut member = self.leases.join(group, move |partition| runner.clone().partition(partition));
+        let mut cannot_start = self.cannot_start.subscribe();
         self.tell(&format!("is a member of {group}"));
         tokio::select! {
+            biased;
+            _ = one_of(&self.signals, &ENDING[..3]) => (),
             ended = &mut member => return ended.map(|()| 0).map_err(Failure::from),
-            _ = one_of(&self.signals, &ENDING[..2]) => (),
+            Ok(_) = cannot_start.changed() => (),
         }
         self.tell(&format!("leaves {group}"));
         self.leases.drain(self.stop_timeout.unwrap_or(A_YEAR)).await;
-        Ok(0)
+        match self.cannot_start.send_replace(None) {
+            Some((code, why)) => Err(Failure { code, why }),
+            None => Ok(0),
+        }
     }
 
     async fn partition(self: Arc<Self>, partition: Partition) -> Result<(), BoxError> {
         let (group, number) = (partition.name(), partition.number());
         let program = self.start(group, partition.fence(), partition.session(), Some(number));
-        let program = program.map_err(|failure| self.complain(&failure.why))?;
+        let program = program.map_err(|failure| {
+            self.cannot_start.send_replace(Some((failure.code, failure.why)));
+            "the program cannot be started"
+        })?;
         match self.attend(&program, partition.token(), || trust_in(&partition)).await {
-            End::Exited(code) if !partition.token().is_cancelled() => {
+            End::Exited(code) if !partition.token().is_cancelled() && self.stops.get().is_none() => {
                 Err(self.complain(&format!("the program of partition {number} has ended with {code}")))
             }
             _ => Ok(()),
@@ -147,18 +163,17 @@ impl Runner {
         tokio::pin!(once);
         let done = loop {
             tokio::select! {
+                biased;
+                signal = one_of(&self.signals, &ENDING), if !begun.get() => return Ok(code_of(signal)),
                 done = &mut once => break done,
                 () = lost.cancelled() => {
                     return Err(Failure::new(TEMPORARY, format!("the session was lost, so {key} is in doubt")));
                 }
-                signal = one_of(&self.signals, &ENDING) => if !begun.get() {
-                    return Ok(code_of(signal));
-                },
             }
         };
         match (done, exited.get()) {
-            (Err(_), Some(code)) => Ok(code),
-            (Err(error), None) => Err(error.into()),
+            (Err(_), Some(code @ 1..)) => Ok(code),
+            (Err(error), _) => Err(error.into()), // also of a success that could not be stored
             (Ok(once), _) if once.first => Ok(0),
             (Ok(once), _) => {
                 println!("{key}: {}{}", once.state, once.result.map(|result| format!(" {result}")).unwrap_or_default());
@@ -207,12 +222,15 @@ impl Runner {
             if kill_at.is_some_and(|kill_at| now >= kill_at) {
                 (kill_at, _) = (None, program.signal(Signal::KILL));
             }
-            let wake_at = if runs_out { over } else { over - self.grace };
+            let mut wake_at = if runs_out { over } else { over - self.grace };
+            if is_ending {
+                wake_at = wake_at.min(now + LOOK); // `told` tells no more of a loss
+            }
             tokio::select! {
                 code = program.ended() => return if runs_out { End::Lost } else { End::Exited(code) },
                 Ok(signal) = signals.recv() => {
                     program.signal(signal);
-                    if matches!(signal, Signal::TERM | Signal::INT) {
+                    if ENDING[..3].contains(&signal) {
                         is_ending = true;
                         kill_at = self.stop_timeout.map(|timeout| now + timeout);
                     }
@@ -230,16 +248,21 @@ impl Runner {
     }
 
     fn tell(&self, what: &str) {
-        notify(&format!("STATUS={what}"));
+        notify(&format!("STATUS={}", what.replace('\n', " "))); // a line for each variable
         if !self.quiet {
-            eprintln!("eskit-lease: {what}");
+            say(what);
         }
     }
 
     fn complain(&self, why: &str) -> BoxError {
-        eprintln!("eskit-lease: {why}");
+        say(why);
         why.into()
     }
+}
+
+/// Writes to the standard error. That nobody reads it ends no program.
+pub fn say(what: &str) {
+    let _ = writeln!(stderr(), "eskit-lease: {what}");
 }
 
 /// Returns until when a scope is trusted; None if its lease is lost.
@@ -248,24 +271,28 @@ fn trust_in(scope: &Scope) -> Option<Instant> {
 }
 
 /// Takes the signals that are passed on.
-fn pass_on() -> std::io::Result<broadcast::Sender<Signal>> {
-    let (sender, _) = broadcast::channel(16);
+fn pass_on() -> std::io::Result<(broadcast::Sender<Signal>, Arc<OnceLock<Signal>>)> {
+    let ((sender, _), stops) = (broadcast::channel(16), Arc::new(OnceLock::new()));
     let kinds = [
         (Signal::TERM, SignalKind::terminate()),
         (Signal::INT, SignalKind::interrupt()),
+        (Signal::QUIT, SignalKind::quit()),
         (Signal::HUP, SignalKind::hangup()),
         (Signal::USR1, SignalKind::user_defined1()),
         (Signal::USR2, SignalKind::user_defined2()),
     ];
     for (number, kind) in kinds {
-        let (mut stream, sender) = (signal(kind)?, sender.clone());
+        let (mut stream, sender, stops) = (signal(kind)?, sender.clone(), stops.clone());
         tokio::spawn(async move {
             while stream.recv().await.is_some() {
+                if ENDING[..3].contains(&number) {
+                    let _ = stops.set(number);
+                }
                 let _ = sender.send(number); // unless nobody waits for one
             }
         });
     }
-    Ok(sender)
+    Ok((sender, stops))
 }
 
 async fn one_of(signals: &broadcast::Sender<Signal>, of: &[Signal]) -> Signal {

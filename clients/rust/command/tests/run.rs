@@ -247,3 +247,72 @@ fn systemd_is_told() -> Done {
     assert!(told[2].starts_with(&format!("STATUS=leads {lead} under fence ")), "{told:?}");
     Ok(fs::remove_file(path)?)
 }
+
+/// An operator's SIGTERM holds, also if the lease is lost before the program has obeyed.
+#[test]
+fn a_stop_is_not_undone_by_a_lost_lease() -> Done {
+    let Ok(dsn) = env::var("DATABASE_URL") else { return Ok(()) };
+    let lead = name("stopped");
+    let script = "trap 'echo term' TERM; echo runs; while :; do sleep 0.1; done";
+    let mut child = started(&dsn, &["run", "--restart", "--lead", &lead], script)?;
+    send(&child, Signal::TERM)?;
+    assert_eq!(said(&mut child)?, "term");
+    let force = "SELECT eskit_lease.lease_force_release(resource, fence, 't') FROM eskit_lease.leases";
+    psql(&dsn, &format!("{force} WHERE resource = '{lead}'"))?;
+    until("it has ended", || child.try_wait().is_ok_and(|status| status.is_some()))?;
+    assert_eq!(ended(child)?, (Some(75), String::new()));
+    Ok(())
+}
+
+#[test]
+fn sigquit_ends_as_sigterm_does() -> Done {
+    let Ok(dsn) = env::var("DATABASE_URL") else { return Ok(()) };
+    let lead = name("quit");
+    let child = started(&dsn, &["run", "--lead", &lead], "trap 'exit 9' QUIT; echo runs; while :; do sleep 0.1; done")?;
+    let waiting = command(&dsn, &["run", "--lead", &lead, "--", "true"]).spawn()?;
+    sleep(Duration::from_millis(700));
+    send(&waiting, Signal::QUIT)?;
+    assert_eq!(ended(waiting)?.0, Some(131));
+    send(&child, Signal::QUIT)?;
+    assert_eq!(ended(child)?.0, Some(9));
+    Ok(())
+}
+
+#[test]
+fn a_success_that_is_not_stored_is_none() -> Done {
+    let Ok(dsn) = env::var("DATABASE_URL") else { return Ok(()) };
+    let key = name("taken");
+    let close = "SELECT eskit_lease.session_close('$ESKIT_LEASE_SESSION')";
+    let script = format!("trap '' TERM; psql '{dsn}' -qXAt -c \"{close}\" >&2; echo ran");
+    let (code, _) = ended(command(&dsn, &["run", "--once", &key, "--", "sh", "-c", &script]).spawn()?)?;
+    assert_eq!(code, Some(75));
+    let key = name("resolved");
+    let fail = "SELECT eskit_lease.execution_fail('$ESKIT_LEASE_NAME', $ESKIT_LEASE_FENCE, 'x')";
+    let script = format!("psql '{dsn}' -qXAt -c \"{fail}\" >&2");
+    let (code, _) = ended(command(&dsn, &["run", "--once", &key, "--", "sh", "-c", &script]).spawn()?)?;
+    assert!(code.is_some_and(|code| code != 0), "{code:?}");
+    Ok(())
+}
+
+#[test]
+fn a_member_whose_program_cannot_be_started_ends() -> Done {
+    let Ok(dsn) = env::var("DATABASE_URL") else { return Ok(()) };
+    let group = name("none");
+    psql(&dsn, &format!("SELECT eskit_lease.group_create('{group}', 2)"))?;
+    for (program, code) in [("/no/such/program", 127), ("/", 126)] {
+        let mut child = command(&dsn, &["run", "--group", &group, "--", program]).spawn()?;
+        until("it has ended", || child.try_wait().is_ok_and(|status| status.is_some()))?;
+        assert_eq!(ended(child)?.0, Some(code), "{program}");
+    }
+    psql(&dsn, &format!("SELECT eskit_lease.group_drop('{group}')"))
+}
+
+/// A reader of the log that has gone ends no program.
+#[test]
+fn a_log_that_nobody_reads_is_no_trouble() -> Done {
+    let Ok(dsn) = env::var("DATABASE_URL") else { return Ok(()) };
+    let mut child = command(&dsn, &["run", "--lead", &name("unread"), "--", "sh", "-c", "exit 5"]).spawn()?;
+    drop(child.stderr.take());
+    assert_eq!(ended(child)?.0, Some(5));
+    Ok(())
+}

@@ -52,7 +52,7 @@ pub fn ended(child: Child) -> Result<(Option<i32>, String), Box<dyn Error>> {
     Ok((status.code(), String::from_utf8(stdout)?))
 }
 
-pub fn until(what: &str, is_so: impl Fn() -> bool) -> Done {
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) -> Done {
     let began = Instant::now();
     while !is_so() {
         if began.elapsed() > Duration::from_secs(20) {
