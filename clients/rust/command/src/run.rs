@@ -164,7 +164,9 @@ impl Runner {
         let done = loop {
             tokio::select! {
                 biased;
-                signal = one_of(&self.signals, &ENDING), if !begun.get() => return Ok(code_of(signal)),
+                signal = one_of(&self.signals, &ENDING) => if !begun.get() {
+                    return Ok(code_of(signal));
+                },
                 done = &mut once => break done,
                 () = lost.cancelled() => {
                     return Err(Failure::new(TEMPORARY, format!("the session was lost, so {key} is in doubt")));

@@ -215,6 +215,13 @@ fn a_key_runs_once() -> Done {
     assert_eq!(run("exit 4")?, (Some(0), format!("{key}: done {{\"exit\": 0}}\n")));
     assert_eq!(ended(command(&dsn, &["run", "--once", &key, "--", "/no/such/program"]).spawn()?)?.0, Some(0));
 
+    // It ends as its program does.
+    let stopped = name("stopped");
+    let child =
+        started(&dsn, &["run", "--once", &stopped], "trap 'exit 5' TERM; echo runs; while :; do sleep 0.1; done")?;
+    send(&child, Signal::TERM)?;
+    assert_eq!(ended(child)?.0, Some(5));
+
     // Of one that was killed nobody knows how far it came.
     let doubt = name("doubt");
     let mut child = started(&dsn, &["run", "--ttl", "1", "--once", &doubt], "echo runs; exec sleep 1000")?;
