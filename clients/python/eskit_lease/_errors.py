@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 SESSION_ENDED = "LF003"
 SERVER_STATE = "55000"  # before 0.3.0 it also said that a session has ended
 FENCE_REFUSED = "LF001"
@@ -39,6 +41,15 @@ class Unsure(LeaseError):
 
 class Closed(RuntimeError):
     """The keeper is not open: it was not opened, drains, or is closed."""
+
+
+def describe(error: BaseException) -> str:
+    """Returns the text of an error, of which the server can store each letter if it has UTF-8."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # of the error's own __str__
+        text = type(error).__name__
+    return re.sub("[\0\ud800-\udfff]", "\ufffd", text)
 
 
 def sqlstate_of(error: BaseException | None) -> str | None:

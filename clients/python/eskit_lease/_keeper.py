@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import psycopg
 
 from ._core import Action, Answer, Core
-from ._errors import FENCE_REFUSED, SESSION_ENDED, Closed, Lost
+from ._errors import FENCE_REFUSED, SESSION_ENDED, Closed, Lost, describe
 from ._line import Broken, Connect, Errands, Line, Row
 from ._waiting import Waiting
 
@@ -28,9 +28,11 @@ WAIT = "SELECT alive, trust_ms, revision, reason FROM eskit_lease.session_wait(%
 DRAIN = "SELECT eskit_lease.session_drain(%s::uuid) AS done"
 CLOSE = "SELECT eskit_lease.session_close(%s::uuid) AS done"
 
-# The server asks to repeat these calls: a lock that is not free, and a cancel or a `statement_timeout`.
-REPEATED = ("55P03", "57014")
+# The server asks to repeat these calls: a lock that is not free, a cancel or a `statement_timeout`, and a snapshot that
+# is too old.
+REPEATED = ("55P03", "57014", "40001")
 CANNOT_WATCH = ("42P01", "42501", "42809")
+NO_TEXT = "the error's text could not be stored"
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds, before a call is repeated
 FAREWELL = 0.2  # seconds for the wait to end by itself once the session is closed
 
@@ -63,6 +65,7 @@ class Keeper(Waiting):
         super().__init__()
         self.settings, self.ttl, self.name = settings, settings.ttl, settings.name
         self.scopes: set[Held] = set()
+        self.used: dict[str, int] = {}  # the fences of run-once keys whose run has begun, until its end is stored
         self._core = Core(round(settings.ttl * 1000), settings.takeover, settings.watch is not None)
         self._errands = Errands(settings.connect, settings.ttl / 2)
         self._line: Line | None = None
@@ -146,9 +149,9 @@ class Keeper(Waiting):
     async def call(self, session: str, sql: str, *params: Any, repeat: bool = True) -> list[Row]:
         """Runs a statement for a session on the second connection, and returns its rows.
 
-        Repeats it after a lost connection, 55P03 and 57014, for as long as the session is not known to have ended; so
-        it must not matter how often the server runs it. Without `repeat`, raises `Broken` or the driver's error.
-        Raises `Lost` once the session has ended, and `Closed` half of the TTL after a close began.
+        Repeats it after a lost connection, 55P03, 57014 and 40001, for as long as the session is not known to have
+        ended; so it must not matter how often the server runs it. Without `repeat`, raises `Broken` or the driver's
+        error. Raises `Lost` once the session has ended, and `Closed` half of the TTL after a close began.
         """
         pause = FIRST_PAUSE
         while True:
@@ -166,6 +169,21 @@ class Keeper(Waiting):
                 return rows
             await self.until(lambda: self._core.session != session, pause)
             pause = min(2 * pause, LONGEST_PAUSE, self.ttl / 6)
+
+    async def fail(self, session: str, sql: str, name: Hashable, fence: int, error: BaseException, *more: Any) -> bool:
+        """Runs a statement that stores the text of an error, and says whether it has. If the server refuses the text,
+        stores that there was one."""
+        for text in (describe(error), NO_TEXT):
+            try:
+                await self.call(session, self._limited(sql), name, fence, text, *more)
+                return True
+            except (Lost, Closed):
+                return True  # the session's end does it
+            except psycopg.Error as refused:
+                if refused.sqlstate == FENCE_REFUSED:  # another call did it
+                    return True
+                self.warn("%s: cannot store an error: %s", name, refused)
+        return False
 
     async def give_back(self, session: str, sql: str, *params: Any) -> bool:
         """Runs a statement that gives something back, and says whether it has. Nothing is left to give back once the

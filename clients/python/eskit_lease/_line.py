@@ -91,7 +91,10 @@ class Line:
 
     async def _execute(self, connection: Connection, sql: str, params: tuple[Any, ...]) -> list[Row]:
         async with connection.cursor(row_factory=dict_row) as cursor:
-            await cursor.execute(sql, params)
+            try:
+                await cursor.execute(sql, params)
+            except UnicodeError as error:  # a parameter that the connection's encoding lacks
+                raise psycopg.DataError(str(error)) from error
             return await cursor.fetchall()
 
     async def _bounded(self, work: Coroutine[Any, Any, T], limit: float | None) -> T:

@@ -6,9 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-
-from ._errors import Closed, Lost, Unsure, meaning
+from ._errors import Closed, LeaseError, Lost, Refused, Unsure, meaning
 from ._keeper import Keeper
 from ._scope import Scope
 from ._tenure import Tenure
@@ -62,9 +60,14 @@ class Run(Tenure["Execution | Outcome"]):
                 self.given.set_result(Outcome(False, answer["state"], result))
                 return
             execution = Execution(keeper, key, answer["fence"], session)
-            if self.is_left or not keeper.begin(execution, session):
-                await self._fail(execution, "it was not begun", True)
+            if keeper.used.get(key) == execution.fence:  # a run whose end could not be stored
+                if not await self._fail(execution, RuntimeError("the end of its run could not be stored"), False):
+                    raise Refused(f"{key}: the end of its run cannot be stored", resource=key, fence=execution.fence)
                 continue
+            if self.is_left or not keeper.begin(execution, session):
+                await self._fail(execution, RuntimeError("it was not begun"), True)
+                continue
+            keeper.used[key] = execution.fence
             self.given.set_result(execution)
             try:
                 await keeper.until(lambda: self.is_left)
@@ -77,31 +80,29 @@ class Run(Tenure["Execution | Outcome"]):
         if self.error is not None:
             # An interrupted function may have done anything.
             is_clear = isinstance(self.error, Exception) and not isinstance(self.error, (Lost, Unsure))
-            await self._fail(execution, describe(self.error), is_clear or self._retry_in_doubt)
+            await self._fail(execution, self.error, is_clear or self._retry_in_doubt)
             return
         try:
             text = json.dumps(self.result)
-        except (TypeError, ValueError) as error:
-            await self._fail(execution, describe(error), False)  # the function must not run again
-            raise
-        self.result = json.loads(text)
-        try:
+            self.result = json.loads(text)
             await self.keeper.call(execution.session, FINISH, execution.key, execution.fence, text)
-        except (psycopg.Error, Lost) as error:
+        except Closed:
+            raise
+        except Exception as error:
             told = meaning(error, execution.key, execution.fence, ours=False)
+            if isinstance(told, LeaseError):  # the run was over
+                self.keeper.used.pop(execution.key, None)
+            else:
+                await self._fail(execution, error, False)  # the function must not run again
             if told is error:
                 raise
             raise told from error
+        self.keeper.used.pop(execution.key, None)
         self.is_kept = True
 
-    async def _fail(self, execution: Execution, text: str, retry: bool) -> None:
-        try:
-            await self.keeper.call(execution.session, FAIL, execution.key, execution.fence, text, retry)
-        except (Lost, Closed):
-            pass  # the key is in doubt
-        except psycopg.Error as error:
-            self.keeper.warn("%s: cannot fail: %s", execution.key, error)
-
-
-def describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    async def _fail(self, execution: Execution, error: BaseException, retry: bool) -> bool:
+        """Returns whether the run is over. If the session ends meanwhile, the key is in doubt."""
+        is_over = await self.keeper.fail(execution.session, FAIL, execution.key, execution.fence, error, retry)
+        if is_over:
+            self.keeper.used.pop(execution.key, None)
+        return is_over

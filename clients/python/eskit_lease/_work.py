@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -33,7 +34,6 @@ class Item(Scope):
         queue: the queue; `name` is the same.
         id: the item's number, for good.
         key: the item's key, or None.
-        payload: the item's payload, as `json.loads` gives it.
         attempt: how often the item was claimed, from 1.
     """
 
@@ -42,10 +42,15 @@ class Item(Scope):
         self.queue: str = queue
         self.id: int = row["id"]
         self.key: str | None = row["key"]
-        self.payload: Any = json.loads(row["payload"])
+        self._payload: str = row["payload"]
         self.attempt: int = row["attempt"]
         self.claim = (self.id, self.fence)
         self._is_begun = False  # the handler has been called
+
+    @functools.cached_property
+    def payload(self) -> Any:
+        """The item's payload, as `json.loads` gives it. What that refuses is an error of the handler."""
+        return json.loads(self._payload)
 
     def _done(self) -> tuple[Statement, int, int]:
         return DONE, self.id, self.fence
@@ -112,9 +117,9 @@ class Worker(Crew[Item]):
             if item._is_begun:
                 trace = None if isinstance(error, LeaseError) else error
                 keeper.warn("%s: item %d: %r", self.name, item.id, error, trace=trace)
-                text = f"{type(error).__name__}: {error}"
-                # Refused if it is done after all: the end of its commit was unknown.
-                await keeper.give_back(item.session, FAIL, item.id, item.fence, text)
+                # LF001 if it is done after all: the end of its commit was unknown.
+                if not keeper.closing:  # else the end of the session gives it back
+                    await keeper.fail(item.session, FAIL, item.id, item.fence, error)
             else:
                 if not item.cancelled.is_set():  # the application has no connection for it
                     pause = self._connections.pause(error)

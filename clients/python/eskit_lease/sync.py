@@ -150,7 +150,12 @@ class Item(Scope[_work.Item]):
     def __init__(self, scope: _work.Item, thread: _Thread) -> None:
         super().__init__(scope, thread)
         self.queue, self.id, self.key = scope.queue, scope.id, scope.key
-        self.payload, self.attempt = scope.payload, scope.attempt
+        self.attempt = scope.attempt
+
+    @property
+    def payload(self) -> Any:
+        """As `eskit_lease.Item.payload`."""
+        return self._scope.payload
 
 
 class Execution(Scope[_once.Execution]):

@@ -203,6 +203,34 @@ async def test_a_handler_that_fails_is_tried_again(live: Database) -> None:
     assert live.value("SELECT count(*) FROM kit_test WHERE test = %s", live.name) == 1
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("told to fail")
+
+
+@pytest.mark.parametrize("encoding", ["utf8", "latin1"])
+@pytest.mark.parametrize("error", [ValueError("a\0b\ud800\N{SNOWMAN}"), Unspeakable()])
+async def test_an_item_whose_error_the_server_refuses(live: Database, error: Exception, encoding: str) -> None:
+    add(live, "{}")
+
+    async def handle(item: Item, db: Any) -> None:
+        if item.attempt == 1:
+            raise error
+
+    async with live.leases(conninfo.make_conninfo(live.dsn, client_encoding=encoding)) as leases:
+        working = asyncio.ensure_future(leases.work(live.name, handle, live.connect))
+        await until(lambda: left(live) == 0)
+        working.cancel()
+
+
+async def test_a_payload_that_python_refuses(live: Database) -> None:
+    add(live, f"[{'9' * 5000}]")
+    async with live.leases() as leases:
+        working = asyncio.ensure_future(leases.work(live.name, lambda item, db: item.payload, live.connect))
+        await until(lambda: live.value("SELECT error FROM eskit_lease.items WHERE queue = %s", live.name))
+        working.cancel()
+
+
 @pytest.mark.parametrize("way", ["before", "after"])
 async def test_an_item_whose_commit_is_unknown(live: Database, way: str) -> None:
     add(live, "{}")
@@ -423,6 +451,58 @@ async def test_a_result_that_json_has_not(live: Database) -> None:
             await leases.once(live.name, wrong)
         assert (await leases.once(live.name, wrong)).state == "failed"
     assert runs == 1
+
+
+@pytest.mark.parametrize("result", [{"a": "b\0"}, float("nan"), "\ud800"])
+async def test_a_result_that_the_server_refuses(live: Database, result: object) -> None:
+    fences: list[int] = []
+
+    async def effect(execution: Execution) -> object:
+        fences.append(execution.fence)
+        return result
+
+    async with live.leases() as leases:
+        with pytest.raises(psycopg.DataError):
+            await leases.once(live.name, effect)
+        assert (await leases.once(live.name, effect)).state == "failed"
+    assert len(fences) == 1
+
+
+async def test_a_run_whose_end_cannot_be_stored_does_not_begin_again(live: Database) -> None:
+    role, runs = f"r{live.name}", 0
+    live.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    live.execute(f"SELECT eskit_lease.grant_consumer('{role}')")
+    fail = "EXECUTE ON FUNCTION eskit_lease.execution_fail"
+
+    async def effect(_: Execution) -> None:
+        nonlocal runs
+        runs += 1
+        raise ValueError("told to fail")
+
+    async with live.leases(conninfo.make_conninfo(live.dsn, user=role, password="x")) as leases:
+        live.execute(f"REVOKE {fail} FROM {role}")
+        with pytest.raises(ValueError, match="told"):
+            await leases.once(live.name, effect)
+        with pytest.raises(Refused):
+            await leases.once(live.name, effect)
+        live.execute(f"GRANT {fail} TO {role}")
+        assert (await leases.once(live.name, effect)).state == "failed"
+    assert runs == 1
+    live.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+BAD_TEXTS = ["a\0", "b\ud800", "\N{SNOWMAN}"]  # the last for a connection in Latin 1
+
+
+@pytest.mark.parametrize("text", BAD_TEXTS)
+async def test_a_run_that_fails_with_a_text_that_the_server_refuses(live: Database, text: str) -> None:
+    async def fail(_: Execution) -> None:
+        raise ValueError(text)
+
+    async with live.leases(conninfo.make_conninfo(live.dsn, client_encoding="latin1")) as leases:
+        with pytest.raises(ValueError, match=text):
+            await leases.once(live.name, fail)
+        assert (await leases.once(live.name, lambda _: asyncio.sleep(0))).first
 
 
 async def test_a_run_that_is_over_before_it_finishes(live: Database) -> None:
