@@ -65,19 +65,22 @@ class Working(abc.ABC):
                 else:
                     await fetch(tx, STILL_GOOD)
                 commit.is_next = True
+            commit.require()
 
     @contextlib.contextmanager
     def _transaction_sync(self, tx: Any, first: Call | None, last: Call | None = None) -> Iterator[Any]:
         self._require()
-        with self._committing() as commit, block_sync(tx):
-            if first is not None:
-                self._fetch_sync(tx, *first)
-            yield tx
-            if last is not None:
-                self._fetch_sync(tx, *last)
-            else:
-                fetch_sync(tx, STILL_GOOD)
-            commit.is_next = True
+        with self._committing() as commit:
+            with block_sync(tx):
+                if first is not None:
+                    self._fetch_sync(tx, *first)
+                yield tx
+                if last is not None:
+                    self._fetch_sync(tx, *last)
+                else:
+                    fetch_sync(tx, STILL_GOOD)
+                commit.is_next = True
+            commit.require()
 
     @contextlib.contextmanager
     def _telling(self, *, ours: bool) -> Iterator[None]:
@@ -113,3 +116,8 @@ class _Commit:
     """Whether what comes next in a transaction is its COMMIT."""
 
     is_next = False
+
+    def require(self) -> None:
+        """Raises if the driver's block has ended early without an error, as psycopg's does after a `Rollback`."""
+        if not self.is_next:
+            raise RuntimeError("the transaction is rolled back, as its block was left early")

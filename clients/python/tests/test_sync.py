@@ -51,6 +51,25 @@ def lead_once(leases: Leases, name: str) -> int:
         return lead.fence
 
 
+def test_a_transaction_that_is_rolled_back_is_no_success(live: Database) -> None:
+    with Leases(live.dsn, ttl=TTL) as leases, psycopg.connect(live.dsn) as db:
+        with pytest.raises(RuntimeError, match="rolled back"), leases.lead(live.name) as lead, lead.transaction(db):
+            raise psycopg.Rollback
+        live.execute("SELECT eskit_lease.queue_create(%s, 3, '10 ms')", live.name)
+        live.execute("SELECT eskit_lease.item_add(%s, '{}')", live.name)
+        attempts: list[int] = []
+
+        def handle(item: Item, tx: Any) -> None:
+            attempts.append(item.attempt)
+            if item.attempt == 1:
+                raise psycopg.Rollback
+
+        with thread(leases.work, live.name, handle, lambda: psycopg.connect(live.dsn)):
+            until(lambda: live.value("SELECT count(*) FROM eskit_lease.items WHERE queue = %s", live.name) == 0)
+            leases.drain(5)
+        assert attempts == [1, 2]
+
+
 def test_a_leader_writes_under_its_fence(live: Database) -> None:
     states: list[str] = []
     with Leases(live.dsn, ttl=TTL, on_state=states.append) as leases, psycopg.connect(live.dsn) as db:
