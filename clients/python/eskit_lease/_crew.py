@@ -9,8 +9,9 @@ from typing import Generic, TypeVar
 
 import psycopg
 
-from ._errors import SERVER_STATE, Closed, Lost
+from ._errors import SERVER_STATE, Closed, Lost, describe
 from ._keeper import FIRST_PAUSE, LONGEST_PAUSE, REPEATED, Keeper
+from ._line import Broken
 from ._scope import Scope
 
 S = TypeVar("S", bound=Scope)
@@ -28,9 +29,10 @@ class Trouble:
 
     def pause(self, error: BaseException) -> float:
         """Returns for how long to pause, in seconds."""
-        if str(error) != self._told:
-            self._told = str(error)
-            self._keeper.warn("%s: %s", self._what, error)
+        text = describe(error)
+        if text != self._told:
+            self._told = text
+            self._keeper.warn("%s: %s", self._what, text)
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         return pause
 
@@ -107,6 +109,11 @@ class Crew(abc.ABC, Generic[S]):
             await keeper.until(lambda: not self.at_work)
             await self.leave()
 
+    def is_final(self, error: psycopg.Error) -> bool:
+        """Whether an error of `look` ends this."""
+        # 55000: no member yet, or no longer.
+        return not self._was_served and error.sqlstate not in (*REPEATED, SERVER_STATE)
+
     async def _look(self) -> float | None:
         session = self.keeper.session
         if session is None or not self.keeper.is_trusted(session):
@@ -115,9 +122,8 @@ class Crew(abc.ABC, Generic[S]):
             pause = await self.look(session)
         except (Lost, Closed):
             return None
-        except psycopg.Error as error:
-            # 55000: no member yet, or no longer.
-            if not self._was_served and error.sqlstate not in (*REPEATED, SERVER_STATE):
+        except (psycopg.Error, Broken) as error:
+            if isinstance(error, psycopg.Error) and self.is_final(error):
                 raise
             return self._trouble.pause(error)
         self._was_served = True

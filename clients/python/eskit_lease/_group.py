@@ -11,8 +11,10 @@ import psycopg
 from ._crew import Crew
 from ._drivers import Statement
 from ._errors import LeaseError
-from ._keeper import Keeper, log
+from ._keeper import NO_OBJECT, Keeper, log
+from ._line import Broken
 from ._scope import Fenced
+from ._waiting import outcome
 
 JOIN = "SELECT eskit_lease.group_join(%s::text, %s::uuid) AS generation"
 LEAVE = "SELECT eskit_lease.group_leave(%s::text, %s::uuid) AS done"
@@ -24,6 +26,7 @@ COMMIT = Statement(
                                         expected => CAST(%s AS bigint))"""
 )
 
+STAYS = (NO_OBJECT, "42501")  # the group is gone, or the right
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds, after work that failed or returned
 
 
@@ -67,30 +70,40 @@ class Member(Crew[Partition]):
     def __init__(self, keeper: Keeper, group: str, work: Callable[[Partition], Awaitable[object]]) -> None:
         super().__init__(keeper, "group", group)
         self._work = work
-        self._joined: str | None = None  # the session that has joined
+        self._asked: str | None = None  # the session that may have joined
+        self._joined: str | None = None  # the session that has
+        self._used: dict[int, int] = {}  # the last fence of each partition
         self._pauses: dict[int, float] = {}  # before the next try of a partition whose work failed
 
     async def look(self, session: str) -> float | None:
         try:
             if self._joined != session:
+                self._asked = session
                 await self.keeper.call(session, JOIN, self.name, session)
             self._joined = session
-            rows = await self.keeper.call(session, ASSIGNMENT, self.name, session)
-        except psycopg.Error:
+            rows = await self.keeper.call(session, ASSIGNMENT, self.name, session, repeat=False)
+        except (psycopg.Error, Broken):
             self._joined = None  # to join twice does no harm
             raise
         owned = {row["partition"]: row["fence"] for row in rows if row["state"] == "owned"}
         for partition in self.at_work.values():
             if owned.get(partition.partition) != partition.fence:
                 partition.cancel("the partition moves to another member")
-        for number, fence in owned.items():
-            partition = Partition(self.keeper, self.name, number, fence, session)
-            if number not in self.at_work and self.begin(number, partition):
-                self.keeper.spawn(self._serve(partition))
+        pause = None
         for row in rows:
-            if row["state"] == "revoking" and row["partition"] not in self.at_work:
-                await self.keeper.give_back(session, RELEASE, self.name, row["partition"], row["fence"])
-        return None
+            number, fence = row["partition"], row["fence"]
+            if number in self.at_work:
+                continue
+            if row["state"] == "owned" and self._used.get(number) != fence:
+                partition = Partition(self.keeper, self.name, number, fence, session)
+                if self.begin(number, partition):
+                    self._used[number] = fence
+                    self.keeper.spawn(self._serve(partition))
+            elif row["state"] in ("owned", "revoking") and not await self.keeper.give_back(
+                session, RELEASE, self.name, number, fence
+            ):
+                pause = LONGEST_PAUSE
+        return pause
 
     def wind_up(self) -> None:
         if self.is_stopping:  # else the end of the drain cancels those that do not leave by themselves
@@ -98,23 +111,25 @@ class Member(Crew[Partition]):
                 partition.cancel("the process leaves the group")
 
     async def leave(self) -> None:
-        if self._joined is not None and not self.keeper.draining:
-            await self.keeper.give_back(self._joined, LEAVE, self.name, self._joined)
+        if self._asked is not None and not self.keeper.draining:
+            await self.keeper.give_back(self._asked, LEAVE, self.name, self._asked)
+
+    def is_final(self, error: psycopg.Error) -> bool:
+        return error.sqlstate in STAYS or (self._asked != self._joined and super().is_final(error))
 
     async def _serve(self, partition: Partition) -> None:
         """Runs the work on a partition to its end, and releases the partition."""
         keeper, number = self.keeper, partition.partition
         began, pause = time.monotonic(), 0.0
         try:
-            try:
-                await self._work(partition)
-                pause = self._pause(number, began)
-            except LeaseError as error:
-                log.debug("%s: %s, partition %d: %s", keeper.name, self.name, number, error)
-            except Exception as error:
-                pause = self._pause(number, began)
-                keeper.warn("%s, partition %d: the work failed", self.name, number, trace=error)
+            error = await outcome(self._work(partition))
             partition._end()
+            if isinstance(error, LeaseError):
+                log.debug("%s: %s, partition %d: %s", keeper.name, self.name, number, error)
+            else:
+                pause = self._pause(number, began)
+                if error is not None:
+                    keeper.warn("%s, partition %d: the work failed", self.name, number, trace=error)
             await keeper.until(lambda: partition.cancelled.is_set() or self.is_stopping or keeper.draining, pause)
             await keeper.give_back(partition.session, RELEASE, self.name, number, partition.fence)
         finally:

@@ -31,6 +31,7 @@ CLOSE = "SELECT eskit_lease.session_close(%s::uuid) AS done"
 # The server asks to repeat these calls: a lock that is not free, a cancel or a `statement_timeout`, and a snapshot that
 # is too old.
 REPEATED = ("55P03", "57014", "40001")
+NO_OBJECT = "42704"
 CANNOT_WATCH = ("42P01", "42501", "42809")
 NO_TEXT = "the error's text could not be stored"
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds, before a call is repeated
@@ -194,7 +195,7 @@ class Keeper(Waiting):
         except (Lost, Closed):
             return True
         except psycopg.Error as error:
-            if error.sqlstate != FENCE_REFUSED:  # else another call did it
+            if error.sqlstate not in (FENCE_REFUSED, NO_OBJECT):  # else there is nothing to give back any more
                 self.warn("cannot give back %s: %s", params[0], error)
             return False
 

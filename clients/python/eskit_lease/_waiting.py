@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+async def outcome(work: Awaitable[object]) -> BaseException | None:
+    """Runs work of the user in a task of its own, and returns the error with which it has ended. So a CancelledError
+    that the work itself has raised does not look like one for the task that waits."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:  # the event loop ends
+        task.cancel()
+        raise
+    return asyncio.CancelledError("a task that it waits for was cancelled") if task.cancelled() else task.exception()
 
 
 class Waiting:

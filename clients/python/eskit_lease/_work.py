@@ -16,6 +16,7 @@ from ._errors import LeaseError
 from ._keeper import Keeper
 from ._line import Broken
 from ._scope import Scope
+from ._waiting import outcome
 
 CLAIM = "SELECT id, key, payload::text, attempt, fence FROM eskit_lease.item_claim(%s::text, %s::uuid, %s::int)"
 FAIL = "SELECT eskit_lease.item_fail(%s::bigint, %s::bigint, %s::text) AS done"
@@ -110,11 +111,11 @@ class Worker(Crew[Item]):
         """Has an item handled, and gives it back if that fails."""
         keeper = self.keeper
         try:
-            await self._perform(item)
-            self._connections.end()
-        except Exception as error:
+            error = await outcome(self._perform(item))
             item._end()
-            if item._is_begun:
+            if error is None:
+                self._connections.end()
+            elif item._is_begun:
                 trace = None if isinstance(error, LeaseError) else error
                 keeper.warn("%s: item %d: %r", self.name, item.id, error, trace=trace)
                 # LF001 if it is done after all: the end of its commit was unknown.

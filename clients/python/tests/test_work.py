@@ -107,6 +107,64 @@ async def test_work_that_ends_begins_again_under_a_new_fence(
     assert any(record.exc_info for record in caplog.records) == isinstance(error, ValueError)
 
 
+async def cancel_itself() -> None:
+    """Waits for a task that somebody else cancels."""
+    task = asyncio.ensure_future(asyncio.sleep(9))
+    asyncio.get_running_loop().call_soon(task.cancel)
+    await task
+
+
+async def test_work_that_is_cancelled_by_its_own_task_has_failed(
+    live: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    live.execute("SELECT eskit_lease.group_create(%s, 1)", live.name)
+    add(live, "{}")
+    fences: list[int] = []
+    attempts: list[int] = []
+
+    async def work(partition: Partition) -> None:
+        fences.append(partition.fence)
+        await cancel_itself()
+
+    async def handle(item: Item, db: Any) -> None:
+        attempts.append(item.attempt)
+        if item.attempt == 1:
+            await cancel_itself()
+
+    async with live.leases() as leases:
+        joining = asyncio.ensure_future(leases.join(live.name, work))
+        working = asyncio.ensure_future(leases.work(live.name, handle, live.connect))
+        await until(lambda: len(fences) > 3 and left(live) == 0)
+        joining.cancel()
+        working.cancel()
+    assert len(fences) == len(set(fences)) < 10
+    assert attempts == [1, 2]
+    assert any("the work failed" in record.getMessage() for record in caplog.records)
+
+
+async def test_a_member_leaves_after_an_error_of_the_assignment(live: Database) -> None:
+    role = f"r{live.name}"
+    live.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    live.execute(f"SELECT eskit_lease.grant_consumer('{role}')")
+    live.execute("SELECT eskit_lease.group_create(%s, 2)", live.name)
+    dsn = conninfo.make_conninfo(live.dsn, user=role, password="x")
+    async with live.leases(dsn) as leases, live.leases() as others:
+        member, other = Member(leases), Member(others)
+        joining = asyncio.ensure_future(leases.join(live.name, member.serve))
+        await until(lambda: member.owned() == {0, 1})
+        live.execute(f"REVOKE EXECUTE ON FUNCTION eskit_lease.group_assignment FROM {role}")
+        also = asyncio.ensure_future(others.join(live.name, other.serve))
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            await joining
+        assert live.value("SELECT count(*) FROM eskit_lease.group_members WHERE group_name = %s", live.name) == 1
+        await until(lambda: other.owned() == {0, 1})
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            await leases.join(live.name, member.serve)
+        assert live.value("SELECT count(*) FROM eskit_lease.group_members WHERE group_name = %s", live.name) == 1
+        also.cancel()
+    live.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 async def test_a_group_that_cannot_be_joined(live: Database) -> None:
     async with live.leases() as leases:
         with pytest.raises(psycopg.errors.UndefinedObject):
@@ -229,6 +287,25 @@ async def test_a_payload_that_python_refuses(live: Database) -> None:
         working = asyncio.ensure_future(leases.work(live.name, lambda item, db: item.payload, live.connect))
         await until(lambda: live.value("SELECT error FROM eskit_lease.items WHERE queue = %s", live.name))
         working.cancel()
+
+
+async def test_a_handler_that_rolls_back_has_failed(live: Database, caplog: pytest.LogCaptureFixture) -> None:
+    add(live, "{}")
+
+    async def handle(item: Item, db: psycopg.AsyncConnection[Any]) -> None:
+        async with db.transaction():  # a savepoint, which is the handler's own
+            raise psycopg.Rollback
+        if item.attempt == 1:
+            raise psycopg.Rollback
+
+    async with live.leases() as leases:
+        working = asyncio.ensure_future(leases.work(live.name, handle, live.connect))
+        await until(lambda: left(live) == 0)
+        working.cancel()
+        with pytest.raises(RuntimeError, match="rolled back"):
+            async with leases.lead(live.name) as lead, await live.connect() as db, lead.transaction(db):
+                raise psycopg.Rollback
+    assert sum("rolled back" in record.getMessage() for record in caplog.records) == 1
 
 
 @pytest.mark.parametrize("way", ["before", "after"])
