@@ -74,6 +74,7 @@ class Core:
     _no_wait_before: float = 0
     _longest_wait: float = ALWAYS
     _reopen_pause: float = FIRST_REOPEN
+    _is_given_up: bool = False  # the keeper closes this session itself, and opens another
     _asks: bool = False  # a heartbeat must tell first whether the session still lives
 
     # ---- what others ask ----
@@ -177,6 +178,10 @@ class Core:
         self.is_draining = True
         return [] if self.session else self.close(now)
 
+    def give_up(self) -> None:
+        """The keeper closes the session, so that another opens: no other process has taken it."""
+        self._is_given_up = self.session is not None
+
     def close(self, now: float) -> list[Action]:
         """The session was closed, or shall end by itself."""
         cancel = [Action("cancel")] if self._handed_out else []
@@ -228,9 +233,9 @@ class Core:
         """The session has ended. While it was trusted, only another process can have ended it, which may have the same
         name: two such processes must not end each other for ever."""
         actions = [Action("cancel")] if self._handed_out else []
-        taken = now < self.trusted_until
+        taken = now < self.trusted_until and not self._is_given_up
         self.session, self._handed_out, self._asks, self.trusted_until = None, False, False, NEVER
-        self._next_call = now
+        self._next_call, self._is_given_up = now, False
         if self.is_draining:
             return actions + self.close(now)
         if taken:

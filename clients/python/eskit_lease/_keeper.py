@@ -201,6 +201,8 @@ class Keeper(Waiting):
 
     async def give_up_session(self, session: str) -> None:
         """Ends the session, where nothing else makes sure of what it holds. Another one opens."""
+        self._core.give_up()
+        self._cancel("the keeper opens another session")
         with contextlib.suppress(Lost, Closed):
             await self.call(session, self._limited(CLOSE), session)
             self._hear(session, time.monotonic(), Answer(alive=False))

@@ -52,6 +52,20 @@ class Line:
             raise Broken("no connection")
         return await self._bounded(self._execute(self._connection, sql, params), limit)
 
+    def has_ended(self) -> bool:
+        """Whether an idle connection can be read from: the server has closed it, or says why it is about to."""
+        if self._connection is None or self._connection.closed:
+            return True
+        with contextlib.suppress(OSError, psycopg.Error):
+            end = socket.socket(fileno=self._connection.pgconn.socket)
+            try:
+                end.recv(1, socket.MSG_PEEK)  # libpq's sockets do not block
+            except BlockingIOError:
+                return False
+            finally:
+                end.detach()
+        return True
+
     def drop(self) -> None:
         """Gives up what is under way, and the connection with it, without a word to the server."""
         self._is_dropped = True
@@ -143,6 +157,8 @@ class Errands:
                 raise Broken("closed")
             if self._idle is not None:
                 self._idle.cancel()
+            if self._line is not None and self._line.has_ended():
+                await self._hang_up()
             try:
                 if self._line is None:
                     self._line = Line(self._connect)

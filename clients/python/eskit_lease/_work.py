@@ -12,7 +12,7 @@ import psycopg
 
 from ._crew import Crew, Trouble
 from ._drivers import Statement
-from ._errors import LeaseError
+from ._errors import Closed, LeaseError, Lost
 from ._keeper import Keeper
 from ._line import Broken
 from ._scope import Scope
@@ -79,7 +79,14 @@ class Worker(Crew[Item]):
         self._cancel(all_of_them=False)
 
     async def leave(self) -> None:
-        pass
+        session = self.keeper.session
+        if self._strays_until is not None and session is not None and not self.keeper.draining:
+            try:
+                await self._give_back_strays(session)
+            except (Lost, Closed):
+                pass
+            except psycopg.Error as error:
+                self.keeper.warn("%s: cannot give back what a claim without an answer took: %s", self.name, error)
 
     def _cancel(self, *, all_of_them: bool) -> None:
         for item in tuple(self.at_work.values()):

@@ -409,7 +409,7 @@ async def test_no_connection_for_an_item(live: Database, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("role", ["owner", "consumer"])
-async def test_a_claim_whose_answer_is_lost(live: Database, role: str) -> None:
+async def test_a_claim_whose_answer_is_lost(live: Database, role: str, caplog: pytest.LogCaptureFixture) -> None:
     """The items come back: as the view tells which they are, or with the end of the session."""
     add(live, "{}", 2)
     dsn = live.dsn
@@ -437,10 +437,61 @@ async def test_a_claim_whose_answer_is_lost(live: Database, role: str) -> None:
         link.on_data = lambda data: None
         await until(lambda: len(handled) == 2)
         working.cancel()
+    told = [record.getMessage() for record in caplog.records]
+    assert any("a claim had no answer" in text for text in told) == (role == "consumer")
+    assert not any("another process" in text for text in told)  # it was this one
     database.db.close()
     live.execute("SELECT eskit_lease.queue_drop(%s, true)", live.name)
     if role == "consumer":
         live.execute(f"DROP OWNED BY r{live.name}; DROP ROLE r{live.name}")
+
+
+async def test_a_worker_that_stops_after_a_claim_without_an_answer(live: Database) -> None:
+    add(live, "{}", 2)
+    lost = 0
+
+    def look(data: bytes) -> str | None:
+        nonlocal lost
+        if b"item_claim" not in data:
+            return None
+        lost += 1
+        working.cancel()
+        return "after"
+
+    async with network(live) as (link, dsn), live.leases(dsn) as leases:
+        link.on_data = look
+        working = asyncio.ensure_future(leases.work(live.name, lambda item, db: asyncio.sleep(0), live.connect))
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        states = "SELECT state, attempt FROM eskit_lease.items WHERE queue = %s"
+        assert live.execute(states, live.name).fetchall() == [("ready", 0)] * 2
+        assert leases.state == "trusted"
+    assert lost == 1
+
+
+async def test_an_idle_connection_that_the_server_closes_costs_nothing(
+    live: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(live, "{}")
+    role = f"r{live.name}"
+    live.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    live.execute(f"SELECT eskit_lease.grant_consumer('{role}')")
+    states: list[str] = []
+    dsn = conninfo.make_conninfo(live.dsn, user=role, password="x")
+    async with live.leases(dsn, on_state=states.append) as leases:
+        working = asyncio.ensure_future(leases.work(live.name, lambda item, db: asyncio.sleep(0), live.connect))
+        await until(lambda: left(live) == 0)
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            idle = "state = 'idle' AND usename = %s"
+            live.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {idle}", role)
+            await asyncio.sleep(0.1)
+            live.execute("SELECT eskit_lease.item_add(%s, '{}')", live.name)
+            await until(lambda: left(live) == 0)
+        working.cancel()
+        assert states == ["trusted"]
+    assert not caplog.records
+    live.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 async def test_a_queue_with_partitions_waits_for_its_member(live: Database) -> None:
