@@ -12,6 +12,18 @@ export class NoConnection extends Error {}
 export const isBroken = (error: unknown) =>
   error instanceof NoConnection || /^(08|57P0|25P03)/.test(sqlstate(error) ?? "08");
 
+/** What stands for a text that cannot be made, or that the server refuses, as its encoding lacks a letter. */
+export const NO_TEXT = "the error's text could not be stored";
+
+/** Returns an error's text as the server takes it, of whatever was thrown. The driver replaces lone surrogates. */
+export function textOf(error: unknown): string {
+  try {
+    return String(error).replaceAll("\0", "\uFFFD");
+  } catch {
+    return NO_TEXT;
+  }
+}
+
 /** An error of a lease, with the driver's error as `cause`. */
 export abstract class LeaseError extends Error {
   /** The SQLSTATE of `cause`, if the server raised it. */

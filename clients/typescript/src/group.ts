@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from "node:timers/promises";
-import { Lost, Refused, sqlstate, Unsure } from "./errors.js";
+import { Lost, Refused, sqlstate, textOf, Unsure } from "./errors.js";
 import type { Keeper } from "./keeper.js";
 import { Scope } from "./scope.js";
 import { check, type Queryable } from "./transaction.js";
@@ -99,7 +99,7 @@ class Membership {
     const isTold = scope.signal.aborted || this.signal?.aborted || this.keeper.stopping.signal.aborted;
     if (!isTold && !(error instanceof Refused) && !(error instanceof Unsure)) {
       const ran = performance.now() - began;
-      this.keeper.warn(`partition ${scope.partition} of ${this.group} begins anew: ${error}`);
+      this.keeper.warn(`partition ${scope.partition} of ${this.group} begins anew: ${textOf(error)}`);
       await sleep(this.#nextPause(scope.partition, ran), undefined, { signal: scope.signal }).catch(() => {});
     }
     await scope.end();

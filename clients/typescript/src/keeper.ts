@@ -2,7 +2,7 @@ import { hostname } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Client } from "pg";
 import { type Action, Core, type State } from "./core.js";
-import { Closed, isBroken, LeaseError, Lost, sqlstate } from "./errors.js";
+import { Closed, isBroken, LeaseError, Lost, NO_TEXT, sqlstate, textOf } from "./errors.js";
 import { Calls, type Connection, connect, drop } from "./line.js";
 import { abortable, Bell, Turns, within } from "./wait.js";
 
@@ -41,6 +41,8 @@ export class Keeper {
   /** @internal */ readonly scopes = new Set<{ cancel(why: Lost): void }>();
   /** @internal */ readonly stopping = new AbortController();
   /** @internal */ readonly turns = new Turns();
+  /** @internal The fence of each run-once key whose function has begun, until its end is told. */
+  readonly spent = new Map<string, bigint>();
   /** @internal */ readonly ttl: number;
   readonly #settings;
   readonly #connection: Connection; // with a password
@@ -219,7 +221,26 @@ export class Keeper {
     const limited = `${text} FROM set_config('lock_timeout', '${Math.floor(this.ttl / 4)} ms', true)`;
     await this.call(session, limited, values).catch((error) => {
       if (!(error instanceof LeaseError)) throw error;
+      if (error instanceof Closed) this.warn("closes before all was given back: the session may end only by its TTL");
     });
+  }
+
+  /** @internal Gives something back, and logs an error. LF001: it has ended already. Returns whether it has ended. */
+  async returns(session: string, text: string, values: unknown[]): Promise<boolean> {
+    try {
+      await this.giveBack(session, text, values);
+      return true;
+    } catch (error) {
+      if (sqlstate(error) === "LF001") return true;
+      this.warn(`could not be given back: ${textOf(error)}`);
+      return false;
+    }
+  }
+
+  /** @internal Gives something back as failed, by an error whose text is the third value. */
+  async fails(session: string, text: string, values: unknown[], error: unknown): Promise<boolean> {
+    const told = (what: string) => this.returns(session, text, values.toSpliced(2, 0, what));
+    return (await told(textOf(error))) || told(NO_TEXT);
   }
 
   async #end(): Promise<void> {
@@ -230,7 +251,8 @@ export class Keeper {
       while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);
     };
     this.#apply(this.#core.drain(now()));
-    tell("session_drain").catch(() => {});
+    const warn = (error: unknown) => this.warn(textOf(error));
+    tell("session_drain").catch(warn);
     this.stopping.abort();
     for (const bell of this.bells) bell.ring();
     await abortable(idle(), this.#hurry.signal).catch(() => {});
@@ -238,7 +260,7 @@ export class Keeper {
     for (const scope of this.scopes) scope.cancel(new Lost("the keeper was closed"));
     await within(this.ttl / 2, idle()).catch(() => this.warn("closes, although work has not ended"));
     this.#givesUpAt = now() + 0.4 * this.ttl;
-    await tell("session_close").catch(() => {});
+    await tell("session_close").catch(warn);
     this.#apply(this.#core.close());
     await Promise.all([this.#dropped, this.#calls.close()]);
   }

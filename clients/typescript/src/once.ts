@@ -1,4 +1,4 @@
-import { Lost, translated, Unsure } from "./errors.js";
+import { LeaseError, Lost, NO_TEXT, translated, Unsure } from "./errors.js";
 import type { Keeper } from "./keeper.js";
 import { Scope } from "./scope.js";
 
@@ -30,26 +30,39 @@ export function once<T>(keeper: Keeper, key: string, run: OnceWork<T>, options: 
       const begin = keeper.call<Row>(session, BEGIN, [key, session, retryInDoubt], { signal });
       const { fence, ...row } = (await begin)[0] as Row;
       if (fence === null) return { ...row, scope: undefined };
+      if (keeper.spent.get(key) === BigInt(fence)) {
+        // It ran under this fence already, and the server refused to hear of its end.
+        const isTold = await keeper.fails(session, FAIL, [key, fence, false], NO_TEXT);
+        return { state: isTold ? "failed" : "running", result: null, scope: undefined } as const;
+      }
       if (keeper.trusts(session) && !signal?.aborted)
         return { ...row, scope: new Scope(keeper, key, BigInt(fence), session) };
-      await keeper.call(session, FAIL, [key, fence, "not begun", true]);
+      await keeper.fails(session, FAIL, [key, fence, true], "not begun");
       return undefined;
     });
     if (!scope) return { first: false, state, result };
     const { session, fence } = scope;
+    keeper.spent.set(key, fence);
+    let isTold = true;
+    const fail = async (error: unknown, retry: boolean): Promise<never> => {
+      isTold = await keeper.fails(session, FAIL, [key, fence, retry], error);
+      throw translated(error);
+    };
+    const begin = async () => run(scope);
+    const finish = async (result: T) => keeper.call(session, FINISH, [key, fence, JSON.stringify(result) ?? null]);
     try {
-      const result = await run(scope).catch(async (error) => {
+      const result = await begin().catch((error) => {
         const told = translated(error);
         // After these it is not known how far the function came.
-        const retry = !(told instanceof Lost || told instanceof Unsure);
-        await keeper.call(session, FAIL, [key, fence, String(error), retry]).catch(() => {});
-        throw told;
+        return fail(error, !(told instanceof Lost || told instanceof Unsure));
       });
-      await keeper.call(session, FINISH, [key, fence, JSON.stringify(result) ?? null]).catch((error) => {
-        throw translated(error);
+      await finish(result).catch((error) => {
+        if (error instanceof LeaseError) throw error; // the session has ended: the key is in doubt
+        return fail(error, false); // no JSON, or none that jsonb takes: the function has run all the same
       });
       return { first: true, state: "done", result };
     } finally {
+      if (isTold) keeper.spent.delete(key);
       await scope.end();
     }
   });

@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import type { PoolClient } from "pg";
-import { isBroken, Lost, sqlstate } from "./errors.js";
+import { isBroken, Lost, textOf } from "./errors.js";
 import type { Keeper } from "./keeper.js";
 import { Scope } from "./scope.js";
 import { check, type Pool, transact } from "./transaction.js";
@@ -76,7 +76,7 @@ class Workers {
     const { signal } = this.options;
     this.bell.ringIn(PAUSE);
     for (const { id, fence } of await this.keeper.call<Row>(session, CLAIMED, [this.queue, session], { signal }))
-      if (!this.#inHand.has(id)) await this.#endClaim(session, UNCLAIM, [id, fence]);
+      if (!this.#inHand.has(id)) await this.keeper.returns(session, UNCLAIM, [id, fence]);
   }
 
   async #run(row: Row, session: string): Promise<void> {
@@ -92,22 +92,15 @@ class Workers {
       await check(tx, DONE, [row.id, row.fence]);
     };
     await transact(scope, this.options.pool, begin, handle).catch(async (error) => {
-      this.keeper.warn(`item ${row.id} of ${this.queue}: ${error}`);
-      if (!this.#waiting.has(scope)) return this.#endClaim(session, FAIL, [row.id, row.fence, String(error)]);
+      this.keeper.warn(`item ${row.id} of ${this.queue}: ${textOf(error)}`);
+      if (!this.#waiting.has(scope)) return this.keeper.fails(session, FAIL, [row.id, row.fence], error);
       await sleep(PAUSE, undefined, { signal: scope.signal }).catch(() => {});
-      await this.#endClaim(session, UNCLAIM, [row.id, row.fence]);
+      return this.keeper.returns(session, UNCLAIM, [row.id, row.fence]);
     });
     this.#waiting.delete(scope);
     await scope.end();
     this.#inHand.delete(row.id);
     this.bell.ring();
-  }
-
-  /** Ends a claim. LF001: it has ended already. */
-  async #endClaim(session: string, text: string, values: unknown[]): Promise<void> {
-    await this.keeper.giveBack(session, text, values).catch((error) => {
-      if (sqlstate(error) !== "LF001") this.keeper.warn(String(error));
-    });
   }
 }
 

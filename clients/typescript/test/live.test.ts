@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { after, before } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import pg, { type PoolClient } from "pg";
-import { Closed, type Lead, type Leases, Lost, type Partition, Refused, Unsure } from "../src/index.js";
+import { Closed, type Lead, Leases, Lost, type Partition, Refused, Unsure } from "../src/index.js";
 import { FaultyProxy } from "./proxy.js";
 import { aborted, live, open, run, until, url } from "./support.js";
 
@@ -440,4 +440,80 @@ live("a session that another process takes over is lost, and another opens", asy
   assert.ok(lead.signal.reason instanceof Lost);
   await until(() => leases.state === "trusted" && leases.session !== session);
   assert.notEqual(taker.session, leases.session);
+});
+
+live("a key whose result is refused has failed, and never runs again", async () => {
+  await using leases = await open();
+  const results = { bigint: { n: 5n }, nul: { text: "a\0b" }, surrogate: ["\ud800"] };
+  for (const [name, result] of Object.entries(results)) {
+    const key = `${run}:result:${name}`;
+    let runs = 0;
+    const work = async () => {
+      runs++;
+      return result;
+    };
+    await assert.rejects(leases.once<unknown>(key, work), name === "bigint" ? TypeError : { severity: "ERROR" });
+    assert.deepEqual(await leases.once<unknown>(key, work), { first: false, state: "failed", result: null });
+    assert.equal(runs, 1);
+  }
+  const key = `${run}:result:throws`;
+  const throws = () => {
+    throw new Error("before any await");
+  };
+  await assert.rejects(leases.once(key, throws), /before any await/);
+  assert.equal((await one("SELECT state FROM eskit_lease.executions WHERE key = $1", [key])).state, "retry");
+});
+
+/** Makes connections whose server refuses what has this text, as an encoding that lacks a letter. */
+const refusing = (refused: () => string) => async () => {
+  const client = new pg.Client(url);
+  const query = client.query.bind(client) as (text: string, values?: unknown[]) => Promise<unknown>;
+  const refuse = async (text: string, values: unknown[] = []) => {
+    const isRefused = refused() && [text, ...values].some((value) => String(value).includes(refused()));
+    if (isRefused) throw Object.assign(new Error("told"), { code: "22P05", severity: "ERROR" });
+    return query(text, values);
+  };
+  return Object.assign(client, { query: refuse as unknown as typeof client.query });
+};
+
+live("a key of whose end the server hears nothing does not run again under its fence", async () => {
+  let refused = "execution_f";
+  await using leases = await new Leases(
+    refusing(() => refused),
+    { ttl: 3_000, log: { info: () => {}, warn: () => {} } },
+  ).open();
+  const key = `${run}:unheard`;
+  let runs = 0;
+  const work = async () => ++runs;
+  await assert.rejects(leases.once(key, work), { code: "22P05" });
+  assert.deepEqual(await leases.once(key, work), { first: false, state: "running", result: null });
+  refused = "";
+  assert.deepEqual(await leases.once(key, work), { first: false, state: "failed", result: null });
+  assert.equal(runs, 1);
+});
+
+live("an item fails, whatever was thrown", async () => {
+  const queue = `${run}:thrown`;
+  await pool.query("SELECT eskit_lease.queue_create($1, max_attempts => 1)", [queue]);
+  const thrown = [new Error("bad \0"), new Error("10 €"), Symbol("bad"), Object.create(null)];
+  await pool.query("SELECT eskit_lease.item_add($1, to_jsonb(n)) FROM generate_series(0, 3) AS n", [queue]);
+  const warned: string[] = [];
+  await using leases = await new Leases(
+    refusing(() => "€"),
+    { ttl: 3_000, log: { info: () => {}, warn: (text) => warned.push(text) } },
+  ).open();
+  const stop = new AbortController();
+  const handler = async ({ payload }: { payload: unknown }) => {
+    throw thrown[payload as number];
+  };
+  const working = leases.work(queue, handler, { pool, signal: stop.signal });
+  const errors = async () =>
+    (await pool.query("SELECT error FROM eskit_lease.dead_items WHERE queue = $1 ORDER BY id", [queue])).rows;
+  await until(async () => (await errors()).length === 4);
+  stop.abort();
+  await working;
+  const unstored = "the error's text could not be stored";
+  const told = (await errors()).map(({ error }) => error);
+  assert.deepEqual(told, ["Error: bad \uFFFD", unstored, "Symbol(bad)", unstored]);
+  assert.ok(warned.some((text) => text.includes("could not be given back")));
 });
