@@ -142,6 +142,13 @@ export class Core {
     return this.session === undefined ? this.close() : this.tick(now);
   }
 
+  /** The keeper closes the session itself, and opens another at once. */
+  replaced(now: number): Action[] {
+    if (this.session === undefined) return [];
+    this.trustedUntil = -Infinity; // no other process has ended it
+    return this.#end(now);
+  }
+
   /** The session was closed, or shall end by itself. */
   close(): Action[] {
     this.#cancel();

@@ -12,6 +12,9 @@ export class NoConnection extends Error {}
 export const isBroken = (error: unknown) =>
   error instanceof NoConnection || /^(08|57P0|25P03)/.test(sqlstate(error) ?? "08");
 
+/** Whether an error of the server passes by itself: ask again. 25006: a standby that is about to be the primary. */
+export const isBrief = (error: unknown) => /^(25006|40|53|55P03|55006|57014|58)/.test(sqlstate(error) ?? "");
+
 /** What stands for a text that cannot be made, or that the server refuses, as its encoding lacks a letter. */
 export const NO_TEXT = "the error's text could not be stored";
 

@@ -11,6 +11,7 @@ const RELEASE = "SELECT eskit_lease.group_release($1::text, $2::int, $3::bigint)
 const LEAVE = "SELECT eskit_lease.group_leave($1::text, $2::uuid)";
 const POSITION = "SELECT eskit_lease.cursor_position($1::text, $2::int)::text AS position";
 const COMMIT = "SELECT eskit_lease.cursor_commit($1::text, $2::int, $3::bigint, $4::bigint, $5::bigint) AS moved";
+const PAUSE = 1_000;
 const [SHORTEST_PAUSE, LONGEST_PAUSE] = [100, 10_000];
 
 /** A partition of a group (`name`), which the process owns under a fence. */
@@ -49,7 +50,9 @@ type Row = { partition: number; fence: string; state: "owned" | "revoking" };
 class Membership {
   readonly #running = new Map<number, Partition>();
   readonly #pauses = new Map<number, number>(); // the last one of each partition
+  readonly #spent = new Map<number, bigint>(); // the fence of each partition's last work
   #joined: string | undefined; // the session that is a member
+  #asked: string | undefined; // the session that may be one
 
   constructor(
     readonly keeper: Keeper,
@@ -65,8 +68,13 @@ class Membership {
     const owned = new Map(rows.filter((row) => row.state === "owned").map((row) => [row.partition, row.fence]));
     for (const [partition, scope] of this.#running)
       if (owned.get(partition) !== String(scope.fence)) scope.cancel(new Lost("the partition moves"), true);
-    for (const { partition, fence, state } of rows)
-      if (state === "revoking" && !this.#running.has(partition)) await this.#release(session, partition, fence);
+    for (const { partition, fence, state } of rows) {
+      if (this.#running.has(partition)) continue;
+      const isSpent = this.#spent.get(partition) === BigInt(fence); // its release was refused
+      if (isSpent) this.bell.ringIn(PAUSE);
+      if (isSpent || state === "revoking") await this.#release(session, partition, fence);
+      if (isSpent) owned.delete(partition);
+    }
     for (const [partition, fence] of owned)
       if (!this.#running.has(partition) && this.keeper.trusts(session))
         this.#run(new Partition(this.keeper, this.group, partition, BigInt(fence), session));
@@ -76,13 +84,14 @@ class Membership {
   async end(): Promise<void> {
     for (const scope of this.#running.values()) scope.cancel(new Lost("the group is left"), true);
     while (this.#running.size > 0) await this.bell.after(this.bell.count);
-    if (this.#joined && !this.keeper.stopping.signal.aborted)
-      await this.keeper.giveBack(this.#joined, LEAVE, [this.group, this.#joined]);
+    if (this.#asked && !this.keeper.stopping.signal.aborted)
+      await this.keeper.returns(this.#asked, LEAVE, [this.group, this.#asked]);
   }
 
   async #assignment(session: string): Promise<Row[]> {
     const { keeper, group, signal } = this;
-    if (this.#joined !== session) await keeper.call(session, JOIN, [group, session], { signal });
+    this.#asked = session;
+    if (this.#joined !== session) await keeper.call(session, JOIN, [group, session]);
     this.#joined = session;
     return keeper.call<Row>(session, ASSIGNMENT, [group, session], { signal }).catch((error) => {
       if (sqlstate(error) === "55000") this.#joined = undefined; // was put out: join again
@@ -93,6 +102,7 @@ class Membership {
   /** Runs the work of a partition until it ends. Then gives the partition back, so that it begins anew. */
   async #run(scope: Partition): Promise<void> {
     this.#running.set(scope.partition, scope);
+    this.#spent.set(scope.partition, scope.fence);
     const began = performance.now();
     const ended = () => "its work has ended";
     const error: unknown = await this.work(scope).then(ended, (thrown) => thrown);
@@ -116,8 +126,7 @@ class Membership {
   }
 
   async #release(session: string, partition: number, fence: bigint | string): Promise<void> {
-    const released = this.keeper.giveBack(session, RELEASE, [this.group, partition, fence]);
-    await released.catch((error) => this.keeper.warn(String(error)));
+    await this.keeper.returns(session, RELEASE, [this.group, partition, fence]);
   }
 }
 

@@ -2,7 +2,7 @@ import { hostname } from "node:os";
 import { setTimeout as sleep } from "node:timers/promises";
 import type { Client } from "pg";
 import { type Action, Core, type State } from "./core.js";
-import { Closed, isBroken, LeaseError, Lost, NO_TEXT, sqlstate, textOf } from "./errors.js";
+import { Closed, isBrief, isBroken, LeaseError, Lost, NO_TEXT, sqlstate, textOf } from "./errors.js";
 import { Calls, type Connection, connect, drop } from "./line.js";
 import { abortable, Bell, Turns, within } from "./wait.js";
 
@@ -23,7 +23,7 @@ export interface Settings {
   onState?: (state: State) => void;
 }
 
-/** `signal` stops the tries. */
+/** `signal` stops the tries: not of a call that takes something, as what a try has taken would have no owner. */
 type CallOptions = { once?: boolean; signal?: AbortSignal | undefined };
 type Look<T> = (session: string) => Promise<T | undefined>;
 type Row = { alive: boolean; trust_ms: number; revision: string; reason: string; session: string };
@@ -33,6 +33,8 @@ const ANSWER = "SELECT alive, trust_ms, coalesce(revision, 0)::text AS revision,
 const WAIT = `${ANSWER}.session_wait($1::uuid, $2::bigint, $3::interval)`;
 const BEAT = `${ANSWER}.session_heartbeat($1::uuid)`;
 const WATCH = `${ANSWER}.session_watch($1::uuid, $2::regclass)`;
+const DRAIN = "SELECT eskit_lease.session_drain($1::uuid)";
+const CLOSE = "SELECT eskit_lease.session_close($1::uuid)";
 const now = () => performance.now();
 
 /** Keeps a session by a connection of its own, and tells every scope what becomes of it. */
@@ -58,6 +60,7 @@ export class Keeper {
   #warned = "";
   #givesUpAt = Infinity;
   #ended: Promise<void> | undefined;
+  #replaced: string | undefined; // the session that the keeper is closing, to have another
 
   constructor(connection: Connection, settings: Settings = {}) {
     const unique = `${hostname()}:${process.pid}:${Math.random().toString(36).slice(2, 10)}`;
@@ -163,8 +166,9 @@ export class Keeper {
         if (found !== undefined) return found;
       } catch (error) {
         // 55000: not now, as the session has no slot, or is not yet a member of the queue's group.
-        if (sqlstate(error) !== "55000" && !(error instanceof Lost)) throw error;
-        if (sqlstate(error) === "55000") bell.ringIn(1_000);
+        const passes = sqlstate(error) === "55000" || isBrief(error);
+        if (!passes && !(error instanceof Lost)) throw error;
+        if (passes) bell.ringIn(1_000);
         this.warn((error as Error).message);
       }
       await bell.after(seen, signal);
@@ -183,14 +187,14 @@ export class Keeper {
     if (this.stopping.signal.aborted || this.state === "closed") throw new Closed("the keeper drains or is closed");
   }
 
-  /** @internal Makes a call about a session on the second connection, again (unless `once`) if its connection breaks.
-   * Throws Lost when the session is known to have ended. */
+  /** @internal Makes a call about a session on the second connection, again (unless `once`) if its connection breaks,
+   * or after an error that passes. Throws Lost when the session is known to have ended. */
   async call<R>(session: string, text: string, values: unknown[], options: CallOptions = {}): Promise<R[]> {
     const { once = false, signal } = options;
     for (let pause = 100; ; pause = Math.min(2 * pause, 1_000, this.ttl / 6)) {
       signal?.throwIfAborted();
       const sent = now();
-      if (this.session !== session) throw new Lost("the session has ended");
+      if (![this.session, this.#replaced].includes(session)) throw new Lost("the session has ended");
       if (sent >= this.#givesUpAt) throw new Closed("the keeper was closed", this.#error);
       const hear = (alive: boolean, trustMs: number) =>
         this.session === session && this.#apply(this.#core.heard(now(), sent, { alive, trustMs }));
@@ -203,12 +207,11 @@ export class Keeper {
         return rows;
       } catch (error) {
         this.#error = error;
-        const code = sqlstate(error) ?? "";
-        if (error instanceof Lost || code === "LF003") {
+        if (error instanceof Lost || sqlstate(error) === "LF003") {
           hear(false, 0);
           throw new Lost("the session has ended", error);
         }
-        if (once || !(isBroken(error) || ["55P03", "57014"].includes(code))) throw error;
+        if (once || !(isBroken(error) || isBrief(error))) throw error;
         this.warn(`a call is made again: ${(error as Error).message}`);
       }
       await sleep(pause * (0.5 + 0.5 * Math.random()));
@@ -223,6 +226,16 @@ export class Keeper {
       if (!(error instanceof LeaseError)) throw error;
       if (error instanceof Closed) this.warn("closes before all was given back: the session may end only by its TTL");
     });
+  }
+
+  /** @internal Closes a session that may have what nobody knows of, and opens another. */
+  async replace(session: string, why: string): Promise<void> {
+    if (this.session !== session) return;
+    this.warn(`closes its session, and opens another: ${why}`);
+    this.#replaced = session;
+    this.#apply(this.#core.replaced(now()));
+    await this.returns(session, CLOSE, [session]);
+    this.#replaced = undefined;
   }
 
   /** @internal Gives something back, and logs an error. LF001: it has ended already. Returns whether it has ended. */
@@ -244,15 +257,14 @@ export class Keeper {
   }
 
   async #end(): Promise<void> {
-    const tell = async (verb: string) => {
-      if (this.session) await this.giveBack(this.session, `SELECT eskit_lease.${verb}($1::uuid)`, [this.session]);
+    const tell = async (text: string) => {
+      if (this.session) await this.returns(this.session, text, [this.session]);
     };
     const idle = async () => {
       while (this.#tasks.size > 0) await Promise.allSettled(this.#tasks);
     };
     this.#apply(this.#core.drain(now()));
-    const warn = (error: unknown) => this.warn(textOf(error));
-    tell("session_drain").catch(warn);
+    tell(DRAIN);
     this.stopping.abort();
     for (const bell of this.bells) bell.ring();
     await abortable(idle(), this.#hurry.signal).catch(() => {});
@@ -260,7 +272,7 @@ export class Keeper {
     for (const scope of this.scopes) scope.cancel(new Lost("the keeper was closed"));
     await within(this.ttl / 2, idle()).catch(() => this.warn("closes, although work has not ended"));
     this.#givesUpAt = now() + 0.4 * this.ttl;
-    await tell("session_close").catch(warn);
+    await tell(CLOSE);
     this.#apply(this.#core.close());
     await Promise.all([this.#dropped, this.#calls.close()]);
   }

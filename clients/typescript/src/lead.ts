@@ -1,4 +1,4 @@
-import { Lost } from "./errors.js";
+import { Lost, textOf } from "./errors.js";
 import type { Keeper } from "./keeper.js";
 import { Scope } from "./scope.js";
 import { abortable } from "./wait.js";
@@ -50,8 +50,8 @@ export class Lead extends Scope {
 
 /** Gives back a place in line, and whatever the session holds of this name. */
 async function giveUp(keeper: Keeper, name: string, session: string): Promise<void> {
-  await keeper.giveBack(session, CANCEL, [name, session]);
-  await keeper.giveBack(session, RELEASE_ANY, [name, session]); // also a grant that crossed the cancel
+  await keeper.returns(session, CANCEL, [name, session]);
+  await keeper.returns(session, RELEASE_ANY, [name, session]); // also a grant that crossed the cancel
 }
 
 /** Acquires a lease: waits in line, or unless `queues` answers at once, perhaps undefined. */
@@ -65,7 +65,7 @@ export function lead(keeper: Keeper, name: string, queues: boolean, signal?: Abo
       const look = async (session: string) => {
         asked = bell.count;
         if (queues) place = session;
-        const [answer] = await keeper.call<Answer>(session, ACQUIRE, [name, session, queues], { signal });
+        const [answer] = await keeper.call<Answer>(session, ACQUIRE, [name, session, queues]);
         if (answer?.fence) place = session;
         if (answer?.fence && keeper.trusts(session) && !signal?.aborted) {
           place = undefined;
@@ -81,5 +81,5 @@ export function lead(keeper: Keeper, name: string, queues: boolean, signal?: Abo
     });
     life.catch(reject);
   });
-  return abortable(given, signal, (late) => late?.release());
+  return abortable(given, signal, (late) => late?.release().catch((error) => keeper.warn(textOf(error))));
 }

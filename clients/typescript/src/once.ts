@@ -1,6 +1,7 @@
 import { LeaseError, Lost, NO_TEXT, translated, Unsure } from "./errors.js";
 import type { Keeper } from "./keeper.js";
 import { Scope } from "./scope.js";
+import { abortable } from "./wait.js";
 
 const BEGIN = `SELECT state, fence::text, result
   FROM eskit_lease.execution_begin($1::text, $2::uuid, retry_in_doubt => $3::boolean)`;
@@ -24,10 +25,13 @@ export const turnOf = (key: string) => `once ${key}`;
 
 export function once<T>(keeper: Keeper, key: string, run: OnceWork<T>, options: OnceOptions): Promise<Once<T>> {
   const { retryInDoubt = false, signal } = options;
-  return keeper.verb(turnOf(key), signal, async (bell) => {
+  const stopped = new AbortController(); // follows `signal` until the function begins
+  const stop = () => stopped.abort(signal?.reason);
+  signal?.addEventListener("abort", stop);
+  const told = keeper.verb(turnOf(key), signal, async (bell): Promise<Once<T>> => {
     const { state, result, scope } = await keeper.asks(bell, signal, async (session) => {
       type Row = { state: State; result: T | null; fence: string | null };
-      const begin = keeper.call<Row>(session, BEGIN, [key, session, retryInDoubt], { signal });
+      const begin = keeper.call<Row>(session, BEGIN, [key, session, retryInDoubt]);
       const { fence, ...row } = (await begin)[0] as Row;
       if (fence === null) return { ...row, scope: undefined };
       if (keeper.spent.get(key) === BigInt(fence)) {
@@ -35,8 +39,10 @@ export function once<T>(keeper: Keeper, key: string, run: OnceWork<T>, options: 
         const isTold = await keeper.fails(session, FAIL, [key, fence, false], NO_TEXT);
         return { state: isTold ? "failed" : "running", result: null, scope: undefined } as const;
       }
-      if (keeper.trusts(session) && !signal?.aborted)
+      if (keeper.trusts(session) && !signal?.aborted) {
+        signal?.removeEventListener("abort", stop);
         return { ...row, scope: new Scope(keeper, key, BigInt(fence), session) };
+      }
       await keeper.fails(session, FAIL, [key, fence, true], "not begun");
       return undefined;
     });
@@ -66,4 +72,5 @@ export function once<T>(keeper: Keeper, key: string, run: OnceWork<T>, options: 
       await scope.end();
     }
   });
+  return abortable(told, stopped.signal).finally(() => signal?.removeEventListener("abort", stop));
 }

@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from "node:timers/promises";
 import type { PoolClient } from "pg";
-import { isBroken, Lost, textOf } from "./errors.js";
+import { isBroken, LeaseError, Lost, NoConnection, sqlstate, textOf } from "./errors.js";
 import type { Keeper } from "./keeper.js";
 import { Scope } from "./scope.js";
 import { check, type Pool, transact } from "./transaction.js";
@@ -40,7 +40,7 @@ type Row = { id: string; key: string | null; payload: unknown; attempt: number; 
 class Workers {
   readonly #inHand = new Set<string>(); // ids
   readonly #waiting = new Set<Scope>(); // for a connection
-  #straysUntil = 0; // a claim without an answer may be committed until then
+  #strays = { session: "", until: 0 }; // a claim without an answer may be committed until then
 
   constructor(
     readonly keeper: Keeper,
@@ -53,13 +53,15 @@ class Workers {
   /** Claims as many items as there are free handlers. */
   async follow(session: string): Promise<undefined> {
     const { keeper, queue, bell } = this;
-    if (performance.now() < this.#straysUntil) await this.#returnStrays(session);
+    await this.#returnStrays(session, this.options.signal);
+    if (!keeper.trusts(session)) return;
     const free = Math.min((this.options.concurrency ?? 1) - this.#inHand.size, MOST);
     if (free === 0) return;
     const claim = keeper.call<Row>(session, CLAIM, [queue, session, free], { once: true });
     const rows = await claim.catch((error) => {
-      if (!isBroken(error)) throw error;
-      this.#straysUntil = performance.now() + keeper.ttl;
+      if (error instanceof LeaseError || !isBroken(error)) throw error;
+      if (!(error instanceof NoConnection)) this.#strays = { session, until: performance.now() + keeper.ttl };
+      keeper.warn(`a claim has no answer: ${error.message}`);
       bell.ringIn(PAUSE);
       return [];
     });
@@ -72,11 +74,30 @@ class Workers {
     while (this.#inHand.size > 0) await this.bell.after(this.bell.count);
   }
 
-  async #returnStrays(session: string): Promise<void> {
-    const { signal } = this.options;
-    this.bell.ringIn(PAUSE);
-    for (const { id, fence } of await this.keeper.call<Row>(session, CLAIMED, [this.queue, session], { signal }))
-      if (!this.#inHand.has(id)) await this.keeper.returns(session, UNCLAIM, [id, fence]);
+  /** Gives back, also when the caller has gone, what a claim without an answer has brought. */
+  async sweep(): Promise<void> {
+    const { keeper, bell } = this;
+    while (this.#hasStrays(keeper.session) && !keeper.stopping.signal.aborted) {
+      const seen = bell.count;
+      await this.#returnStrays(this.#strays.session);
+      await bell.after(seen);
+    }
+  }
+
+  #hasStrays(session: string | undefined): boolean {
+    return session === this.#strays.session && performance.now() < this.#strays.until;
+  }
+
+  async #returnStrays(session: string, signal?: AbortSignal): Promise<void> {
+    if (!this.#hasStrays(session)) return;
+    const { keeper, queue, bell } = this;
+    bell.ringIn(PAUSE);
+    const claimed = await keeper.call<Row>(session, CLAIMED, [queue, session], { signal }).catch(async (error) => {
+      if (sqlstate(error) !== "42501") throw error;
+      await keeper.replace(session, "a claim has no answer, and without grant_monitor nothing tells what it took");
+      return [];
+    });
+    for (const { id, fence } of claimed) if (!this.#inHand.has(id)) await keeper.returns(session, UNCLAIM, [id, fence]);
   }
 
   async #run(row: Row, session: string): Promise<void> {
@@ -104,9 +125,14 @@ class Workers {
   }
 }
 
-export async function work(keeper: Keeper, queue: string, handler: Handler, options: WorkOptions): Promise<void> {
-  await keeper.verb(`work ${queue}`, options.signal, async (bell) => {
-    const workers = new Workers(keeper, queue, handler, options, bell);
-    await keeper.follow(bell, options.signal, (session) => workers.follow(session)).finally(() => workers.end());
+export function work(keeper: Keeper, queue: string, handler: Handler, options: WorkOptions): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const run = async (bell: Bell) => {
+      const workers = new Workers(keeper, queue, handler, options, bell);
+      const worked = keeper.follow(bell, options.signal, (session) => workers.follow(session));
+      await worked.finally(() => workers.end()).then(resolve, reject);
+      await workers.sweep().catch((error) => keeper.warn(`could not be given back: ${textOf(error)}`));
+    };
+    keeper.verb(`work ${queue}`, options.signal, run).catch(reject);
   });
 }

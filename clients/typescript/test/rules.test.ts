@@ -226,3 +226,139 @@ test("a connection that is just being made is closed by close, and connecting ha
   );
   server.close();
 });
+
+live("what was taken by a call without an answer is given back when the caller stops", async () => {
+  const name = `${run}:gone`;
+  await pool.query("SELECT eskit_lease.group_create($1, 2), eskit_lease.queue_create($1)", [name]);
+  await pool.query("SELECT eskit_lease.item_add($1, '{}')", [name]);
+  await using proxy = await FaultyProxy.start(url);
+  await using leases = await open({}, proxy.url);
+  const isIdle = () => leases.turns.size === 0;
+  const stopped = async (text: string, verb: (signal: AbortSignal) => Promise<unknown>, ends = false) => {
+    const stop = new AbortController();
+    proxy.swallow = text;
+    const running = verb(stop.signal);
+    const ended = ends ? running : assert.rejects(running, /enough/);
+    await until(() => proxy.swallow === undefined);
+    stop.abort(new Error("enough"));
+    await ended;
+  };
+  const never = () => assert.fail("the caller has gone");
+
+  await stopped("lease_acquire", (signal) => leases.tryLead(`${name}:lead`, { signal }));
+  await until(isIdle);
+  assert.equal(await fenceOf(`${name}:lead`), undefined);
+  await stopped("lease_acquire", (signal) => leases.lead(`${name}:lead`, { signal }));
+  await until(isIdle);
+  assert.equal(await fenceOf(`${name}:lead`), undefined);
+
+  await stopped("execution_begin", (signal) => leases.once(name, never, { signal }));
+  await until(isIdle);
+  assert.equal((await one("SELECT state FROM eskit_lease.executions WHERE key = $1", [name])).state, "retry");
+
+  await stopped("group_join", (signal) => leases.join(name, never, { signal }), true);
+  const members = await one("SELECT count(*) FROM eskit_lease.group_members WHERE group_name = $1", [name]);
+  assert.equal(members.count, "0");
+
+  await stopped("item_claim", (signal) => leases.work(name, never, { pool, signal }), true);
+  await until(
+    async () => (await one("SELECT state FROM eskit_lease.items WHERE queue = $1", [name])).state === "ready",
+  );
+});
+
+/** Connections on which a server raises an error instead of the next answers to calls with a text. */
+function failing() {
+  const faults = { text: "", code: "", times: 0 };
+  const connection = () => {
+    const client = new pg.Client(url);
+    const query = client.query.bind(client) as (text: string, values?: unknown[]) => Promise<unknown>;
+    const fail = async (text: string, values?: unknown[]) => {
+      if (!text.includes(faults.text) || faults.times-- <= 0) return query(text, values);
+      throw Object.assign(new Error(`told ${faults.code}`), { code: faults.code, severity: "ERROR" });
+    };
+    return Object.assign(client, { query: fail as unknown as typeof client.query });
+  };
+  return { faults, connection };
+}
+
+live("an error of the server that passes ends no verb", async () => {
+  const name = `${run}:passes`;
+  await pool.query("SELECT eskit_lease.group_create($1, 1), eskit_lease.queue_create($1)", [name]);
+  await pool.query("SELECT eskit_lease.item_add($1, '{}') FROM generate_series(1, 3)", [name]);
+  const { faults, connection } = failing();
+  await using leases = await new Leases(connection, { ttl: 3_000, ...quiet }).open();
+  for (const code of ["55P03", "57014", "40001"]) {
+    Object.assign(faults, { text: "item_claim", code, times: 1 });
+    const stop = new AbortController();
+    await leases.work(name, async () => stop.abort(), { pool, signal: stop.signal });
+    assert.ok(faults.times <= 0, code);
+  }
+  for (const text of ["group_join", "group_assignment"]) {
+    for (const code of ["40001", "53400"]) {
+      Object.assign(faults, { text, code, times: 2 });
+      const stop = new AbortController();
+      await leases.join(name, async () => stop.abort(), { signal: stop.signal });
+      assert.ok(faults.times <= 0, code);
+    }
+  }
+  Object.assign(faults, { text: "lease_acquire", code: "53400", times: 1 });
+  await (await leases.lead(`${name}:lead`)).release();
+  Object.assign(faults, { text: "execution_begin", code: "40001", times: 1 });
+  assert.equal((await leases.once(name, async () => 1)).result, 1);
+});
+
+live("a member leaves after an error of join, and a fence whose release was refused is not used again", async () => {
+  const group = `${run}:leaves`;
+  await pool.query("SELECT eskit_lease.group_create($1, 1)", [group]);
+  const { faults, connection } = failing();
+  await using leases = await new Leases(connection, { ttl: 3_000, ...quiet }).open();
+  Object.assign(faults, { text: "group_assignment", code: "42501", times: 1 });
+  await assert.rejects(
+    leases.join(group, async () => {}),
+    { code: "42501" },
+  );
+  const members = await one("SELECT count(*) FROM eskit_lease.group_members WHERE group_name = $1", [group]);
+  assert.equal(members.count, "0");
+
+  Object.assign(faults, { text: "group_release", code: "42501", times: 1 });
+  const fences: bigint[] = [];
+  const stop = new AbortController();
+  const joined = leases.join(
+    group,
+    async ({ fence, signal }) => {
+      fences.push(fence);
+      if (fences.length > 1) await aborted(signal);
+    },
+    { signal: stop.signal },
+  );
+  await until(() => fences.length === 2);
+  stop.abort();
+  await joined;
+  assert.notEqual(fences[0], fences[1]);
+});
+
+live("a claim without an answer, of a role that may not look, is given up with its session", async () => {
+  const name = `${run}:blind`;
+  const role = `ts_blind_${process.pid}`;
+  await pool.query(`CREATE ROLE ${role}; SELECT eskit_lease.grant_consumer('${role}')`);
+  await pool.query("SELECT eskit_lease.queue_create($1)", [name]);
+  await pool.query("SELECT eskit_lease.item_add($1, '{}')", [name]);
+  await using proxy = await FaultyProxy.start(url);
+  const connection = () => new pg.Client({ connectionString: proxy.url, options: `-c role=${role}` });
+  const warned: string[] = [];
+  const log = { info: () => {}, warn: (text: string) => warned.push(text) };
+  {
+    await using leases = await new Leases(connection, { ttl: 9_000, log }).open();
+    const { session } = leases;
+    await using lead = await leases.lead(name + 1);
+    const stop = new AbortController();
+    proxy.swallow = "item_claim";
+    await leases.work(name, async () => stop.abort(), { pool, signal: stop.signal });
+    assert.ok(lead.signal.aborted);
+    assert.notEqual(leases.session, session);
+    assert.equal(await one("SELECT FROM eskit_lease.sessions WHERE session = $1", [session]), undefined);
+    assert.ok(warned.some((text) => text.includes("grant_monitor")));
+    assert.ok(!warned.some((text) => text.includes("another process")));
+  }
+  await pool.query(`DROP OWNED BY ${role}; DROP ROLE ${role}`);
+});

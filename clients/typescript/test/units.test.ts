@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
+import { Core } from "../src/core.js";
 import { Closed, isBroken, Lost, Refused, sqlstate, translated } from "../src/errors.js";
 import { Leases } from "../src/index.js";
 import { abortable, Bell, Turns, within } from "../src/wait.js";
@@ -112,4 +113,15 @@ test("open gives up with the error of its last try", async () => {
   const leases = new Leases("postgresql://x:x@127.0.0.1:1/x", { ttl: 500, patience: 200, log });
   await assert.rejects(leases.open(), { code: "ECONNREFUSED" });
   assert.equal(leases.state, "closed");
+});
+
+test("a session that the keeper closes itself is followed by another at once", () => {
+  const core = new Core({ ttl: 9_000, takeover: true, watches: false, chance: () => 1 });
+  core.tick(0);
+  core.connected(0);
+  core.answered(1, { alive: true, trustMs: 6_000, revision: 1n, session: "a" });
+  assert.deepEqual(core.replaced(2), [{ do: "cancel" }]);
+  assert.equal(core.state(2), "lost");
+  const ended = core.answered(3, { alive: false, trustMs: 0, revision: 0n }); // its wait
+  assert.deepEqual(ended, [{ do: "open", takeover: false }]);
 });
