@@ -1,5 +1,6 @@
 import { once } from "node:events";
 import type { Socket } from "node:net";
+import { setImmediate } from "node:timers/promises";
 import pg, { type Client } from "pg";
 import { Closed, isBroken, NoConnection } from "./errors.js";
 import { Turns, within } from "./wait.js";
@@ -12,13 +13,15 @@ const IDLE = 10_000;
 const now = () => performance.now();
 /** The sockets below TLS. */
 const sockets = new WeakMap<Client, Socket>();
+/** The clients that the driver uses no more, as after the server's last words. */
+const ended = new WeakSet<Client>();
 
 /** Makes a connection, or throws at the time `until`. */
 export async function connect(connection: Connection, until: number): Promise<Client> {
   const string = { connectionString: connection as string, fallback_application_name: "eskit_lease" };
   const made = typeof connection === "function" ? connection() : new pg.Client(string);
   const client = await within(until - now(), Promise.resolve(made));
-  client.on("error", () => {}); // the call that is under way fails
+  client.on("error", () => ended.add(client)); // the call that is under way fails
   sockets.set(client, client.connection.stream as Socket);
   try {
     await within(until - now(), client.connect());
@@ -39,6 +42,18 @@ export async function drop(client: Client, reset = false): Promise<void> {
   if (!stream.closed) await once(stream, "close");
 }
 
+function isEnded(client: Client): boolean {
+  const stream = client.connection.stream as Socket;
+  return ended.has(client) || stream.readableEnded || stream.destroyed;
+}
+
+/** Resolves once the event loop has read what has arrived, as the end of a connection: a timer or a blocked loop may be
+ * before it. The second turn is for a caller that is past the reads of the first. */
+async function heard(): Promise<void> {
+  await setImmediate();
+  await setImmediate();
+}
+
 /** The second connection: one call at a time. It opens with a call, and closes after 10 s without one. */
 export class Calls {
   readonly #turns = new Turns();
@@ -55,7 +70,8 @@ export class Calls {
       if (this.#isClosed) throw new Closed("the keeper is closed");
       try {
         const until = limit();
-        if (this.#client?.connection.stream.destroyed) this.#client = undefined;
+        if (this.#client) await heard();
+        if (this.#client && isEnded(this.#client)) await this.#drop();
         this.#client ??= await connect(this.connection, until).catch((cause: Error) => {
           throw new NoConnection(`no connection: ${cause.message}`, { cause });
         });

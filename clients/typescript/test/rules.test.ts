@@ -362,3 +362,43 @@ live("a claim without an answer, of a role that may not look, is given up with i
   }
   await pool.query(`DROP OWNED BY ${role}; DROP ROLE ${role}`);
 });
+
+live("a connection that has ended while it was idle is not used", async () => {
+  const calls = new Calls(url);
+  const pid = async () =>
+    (await calls.ask<{ pid: number }>("SELECT pg_backend_pid() AS pid", [], () => Infinity))[0]?.pid;
+  const first = await pid();
+  const ending = pool.query("SELECT pg_sleep(0.1), pg_terminate_backend($1)", [first]);
+  await sleep(50);
+  Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 500); // its end is not yet heard of
+  assert.notEqual(await pid(), first);
+  await ending;
+  await calls.close();
+});
+
+live("an item whose handler has not begun loses no attempt", async () => {
+  const name = `${run}:unbegun`;
+  await pool.query("SELECT eskit_lease.queue_create($1, max_attempts => 1)", [name]);
+  await pool.query("SELECT eskit_lease.item_add($1, '{}')", [name]);
+  await using leases = await open();
+  let refusals = 2;
+  const full = {
+    async connect() {
+      if (refusals-- > 0) throw new Error("timeout exceeded when trying to connect");
+      return pool.connect();
+    },
+  };
+  const stop = new AbortController();
+  const attempts: number[] = [];
+  const began = performance.now();
+  await leases.work(
+    name,
+    async ({ attempt }) => {
+      attempts.push(attempt);
+      stop.abort();
+    },
+    { pool: full, signal: stop.signal },
+  );
+  assert.deepEqual(attempts, [1]);
+  assert.ok(performance.now() - began > 1_900);
+});
