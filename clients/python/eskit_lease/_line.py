@@ -59,7 +59,8 @@ class Line:
         with contextlib.suppress(OSError, psycopg.Error):
             end = socket.socket(fileno=self._connection.pgconn.socket)
             try:
-                end.recv(1, socket.MSG_PEEK)  # libpq's sockets do not block
+                end.setblocking(False)  # as libpq's are, whatever `socket.setdefaulttimeout` says
+                end.recv(1, socket.MSG_PEEK)
             except BlockingIOError:
                 return False
             finally:
