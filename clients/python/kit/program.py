@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
 import time
@@ -279,6 +280,8 @@ class Program:
             task.cancel()
 
     async def read(self) -> None:
+        if os.path.samestat(os.fstat(sys.stdin.fileno()), os.stat(os.devnull)):  # which epoll cannot watch
+            return
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         while line := await reader.readline():
