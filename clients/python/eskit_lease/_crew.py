@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 import psycopg
@@ -20,20 +20,22 @@ S = TypeVar("S", bound=Scope)
 class Trouble:
     """Something that goes wrong again and again: it is logged once until it changes, and tried after longer pauses."""
 
-    def __init__(self, keeper: Keeper, what: str) -> None:
-        self._keeper, self._what = keeper, what
+    def __init__(
+        self, warn: Callable[..., None], what: str, first: float = FIRST_PAUSE, longest: float = LONGEST_PAUSE
+    ) -> None:
+        self._warn, self._what, self._first, self._longest = warn, what, first, longest
         self.end()
 
     def end(self) -> None:
-        self._told, self._pause = "", FIRST_PAUSE
+        self._told, self._pause = "", self._first
 
     def pause(self, error: BaseException) -> float:
         """Returns for how long to pause, in seconds."""
         text = describe(error)
         if text != self._told:
             self._told = text
-            self._keeper.warn("%s: %s", self._what, text)
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+            self._warn("%s: %s", self._what, text)
+        pause, self._pause = self._pause, min(2 * self._pause, self._longest)
         return pause
 
 
@@ -47,7 +49,7 @@ class Crew(abc.ABC, Generic[S]):
         self._turn = (kind, name)
         self._ends = 0  # of scopes
         self._was_served = False
-        self._trouble = Trouble(keeper, f"cannot ask for {name}")
+        self._trouble = Trouble(keeper.warn, f"cannot ask for {name}")
 
     async def serve(self) -> None:
         """Raises the driver's error if the server refuses the first call; later ones are repeated."""

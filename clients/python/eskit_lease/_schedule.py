@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import psycopg
 
+from ._crew import Trouble
+from ._keeper import log
 from .sync import Lead
 
 CREATE = """CREATE TABLE IF NOT EXISTS eskit_lease_schedule (
@@ -16,6 +19,8 @@ CREATE = """CREATE TABLE IF NOT EXISTS eskit_lease_schedule (
 LAST = "SELECT job, ran_at FROM eskit_lease_schedule WHERE schedule = %s"
 RECORD = """INSERT INTO eskit_lease_schedule VALUES (%s, %s, %s)
             ON CONFLICT (schedule, job) DO UPDATE SET ran_at = excluded.ran_at"""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds, before what failed is tried again
 
 Connections = Callable[[], contextlib.AbstractContextManager[psycopg.Connection[Any]]]
 
@@ -29,6 +34,15 @@ class Schedule:
 
     def __init__(self, name: str, connections: Connections) -> None:
         self.name, self._connections = name, connections
+        self.trouble = Trouble(log.warning, f"schedule {name}", FIRST_PAUSE, LONGEST_PAUSE)
+
+    def wait(self, error: Exception, lead: Lead | None) -> None:
+        """Waits before what has failed is tried again; no longer than the lead lasts, if there is one."""
+        until = time.monotonic() + self.trouble.pause(error)
+        while True:
+            time.sleep(FIRST_PAUSE)
+            if time.monotonic() >= until or (lead is not None and (lead.ended or lead.draining)):
+                return
 
     def prepare(self) -> None:
         """Makes the table. A leader does this, as two processes at once would disturb each other."""
@@ -52,4 +66,5 @@ class Schedule:
             new = [time for time in times if last is None or time > last]
             if new:
                 db.execute(RECORD, (self.name, job, max(new)))
+        self.trouble.end()
         return new

@@ -67,7 +67,7 @@ class Worker(Crew[Item]):
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         self._perform, self._concurrency = perform, concurrency
-        self._connections = Trouble(keeper, f"no connection for an item of {queue}")
+        self._connections = Trouble(keeper.warn, f"no connection for an item of {queue}")
         self._strays_until: float | None = None  # until when to look for items whose claim had no answer
 
     def stop(self) -> None:

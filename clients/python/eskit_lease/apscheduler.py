@@ -9,7 +9,6 @@ fleet.run(scheduler)
 from __future__ import annotations
 
 import threading
-import time
 from datetime import datetime
 from typing import Any
 
@@ -17,11 +16,8 @@ import psycopg
 from apscheduler.executors.base import BaseExecutor
 
 from ._errors import Closed, LeaseError
-from ._keeper import log
 from ._schedule import Connections, Schedule
 from .sync import Lead, Leases
-
-PAUSE = 0.2  # seconds, before a record is tried again
 
 
 class Fleet:
@@ -68,9 +64,8 @@ class Fleet:
     def _lead_once(self, scheduler: Any, lead: Lead) -> None:
         try:
             self._schedule.prepare()
-        except psycopg.OperationalError as error:
-            log.warning("apscheduler: %s", error)
-            lead.cancelled.wait(PAUSE)
+        except psycopg.Error as error:
+            self._schedule.wait(error, lead)
             return
         self._set(lead)
         scheduler.resume()
@@ -93,10 +88,9 @@ class Fleet:
             try:
                 return self._schedule.record(lead, job, times)
             except (LeaseError, psycopg.Error) as error:
-                log.warning("apscheduler: %s: %s", job, error)
                 if lead.draining:
                     raise
-                time.sleep(PAUSE)
+                self._schedule.wait(error, lead)
 
     def _set(self, lead: Lead | None, *, is_over: bool = False) -> None:
         with self._changed:

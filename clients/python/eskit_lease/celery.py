@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,6 @@ import psycopg
 from celery import beat
 
 from ._errors import LeaseError
-from ._keeper import log
 from ._schedule import Schedule
 from .sync import Lead, Leases
 
@@ -49,7 +47,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
                 delay = super().tick(*args, **given) or 0.0
                 self._lead.cancelled.wait(min(delay, PAUSE))
         except (psycopg.Error, TimeoutError) as error:
-            self._complain(error)
+            self._schedule.wait(error, self._lead)
         finally:
             self._is_ticking = False
         return 0.0
@@ -60,7 +58,7 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
             assert self._lead is not None
             is_mine = bool(self._schedule.record(self._lead, entry.name, [begun.last_run_at]))
         except (LeaseError, psycopg.Error) as error:
-            self._complain(error)
+            self._schedule.wait(error, self._lead)
             self.schedule[entry.name], self._heap = entry, None  # it is due again
         else:
             if is_mine:
@@ -101,10 +99,3 @@ class Scheduler(beat.Scheduler):  # type: ignore[misc]
         leases.open()
         self._leases = leases
         return leases
-
-    def _complain(self, error: Exception) -> None:
-        log.warning("celery beat: %s", error)
-        if self._lead is not None:
-            self._lead.cancelled.wait(PAUSE)
-        else:
-            time.sleep(PAUSE)

@@ -44,6 +44,48 @@ with Leases(os.environ["DATABASE_URL"], name=os.environ["CONSUMER"], ttl=2) as l
     fleet.run(scheduler)
 """
 
+# A schedule that cannot be recorded for a while: 4 s, or until the process is told to end.
+REFUSED = """
+import logging, os, psycopg, threading, time
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.executors.pool import ThreadPoolExecutor
+from eskit_lease.apscheduler import Fleet
+from eskit_lease.sync import Leases
+
+class Handler(logging.Handler):
+    def emit(self, record):
+        told.append(record.getMessage())
+
+def connect():
+    global connections
+    connections += 1
+    return psycopg.connect(dsn, options=options)
+
+told, connections, options = [], 0, "-c default_transaction_read_only=on"
+dsn = os.environ["DATABASE_URL"]
+logging.getLogger("eskit_lease").addHandler(Handler())
+with Leases(dsn, ttl=2) as leases:
+    fleet = Fleet(leases, os.environ["NAME"], connect)
+    scheduler = BackgroundScheduler(executors={"default": fleet.executor(ThreadPoolExecutor(2))})
+    scheduler.add_job(lambda: told.append("ran"), "interval", seconds=1, id="tick", misfire_grace_time=30)
+    running = threading.Thread(target=fleet.run, args=(scheduler,))
+    running.start()
+    time.sleep(5)
+    assert running.is_alive()
+    assert connections < 12, connections  # 0.2, 0.4, 0.8, 1.6 and 3.2 s, and the first
+    options = ""
+    while "ran" not in told:
+        time.sleep(0.1)
+    options = "-c default_transaction_read_only=on"
+    time.sleep(4)
+    began = time.monotonic()
+    leases.drain(5)
+    running.join(5)
+    assert not running.is_alive()
+    assert time.monotonic() - began < 2
+assert 0 < sum("read-only" in text for text in told) < 4, told
+"""
+
 CELERY = """
 import math, os, sys, psycopg
 from celery import Celery
@@ -176,6 +218,16 @@ def test_each_fire_time_runs_once(live: Database, package: str, program: str) ->
         some.run()
         runs = some.runs()
     assert set(runs.values()) == {1}, runs
+
+
+def test_a_schedule_that_cannot_be_recorded(live: Database) -> None:
+    """It is tried again after longer pauses, and no drain waits for them."""
+    pytest.importorskip("apscheduler")
+    from eskit_lease._schedule import CREATE
+
+    live.db.execute(CREATE)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "NAME": live.name}
+    subprocess.run([sys.executable, "-c", REFUSED], env=environment, check=True, timeout=50)
 
 
 def test_a_leader_that_was_stopped_runs_nothing_twice(live: Database) -> None:
