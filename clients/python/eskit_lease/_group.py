@@ -72,15 +72,16 @@ class Member(Crew[Partition]):
         self._work = work
         self._asked: str | None = None  # the session that may have joined
         self._joined: str | None = None  # the session that has
+        self._is_joining = False
         self._used: dict[int, int] = {}  # the last fence of each partition
         self._pauses: dict[int, float] = {}  # before the next try of a partition whose work failed
 
     async def look(self, session: str) -> float | None:
         try:
             if self._joined != session:
-                self._asked = session
+                self._asked, self._is_joining = session, True
                 await self.keeper.call(session, JOIN, self.name, session)
-            self._joined = session
+            self._joined, self._is_joining = session, False
             rows = await self.keeper.call(session, ASSIGNMENT, self.name, session, repeat=False)
         except (psycopg.Error, Broken):
             self._joined = None  # to join twice does no harm
@@ -115,7 +116,7 @@ class Member(Crew[Partition]):
             await self.keeper.give_back(self._asked, LEAVE, self.name, self._asked)
 
     def is_final(self, error: psycopg.Error) -> bool:
-        return error.sqlstate in STAYS or (self._asked != self._joined and super().is_final(error))
+        return error.sqlstate in STAYS or (self._is_joining and super().is_final(error))
 
     async def _serve(self, partition: Partition) -> None:
         """Runs the work on a partition to its end, and releases the partition."""

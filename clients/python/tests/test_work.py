@@ -165,6 +165,28 @@ async def test_a_member_leaves_after_an_error_of_the_assignment(live: Database) 
     live.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
+async def test_an_assignment_that_fails_is_asked_for_again(
+    live: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    live.execute("SELECT eskit_lease.group_create(%s, 1)", live.name)
+    members = "SELECT count(*) FROM eskit_lease.group_members WHERE group_name = %s"
+    async with live.leases() as leases:
+        for is_cancelled in (True, False):
+            member = Member(leases)
+            with monkeypatch.context() as patched:
+                patched.setattr("eskit_lease._group.ASSIGNMENT", "SELECT 1/0 FROM (SELECT %s::text, %s::uuid) x")
+                joining = asyncio.ensure_future(leases.join(live.name, member.serve))
+                await until(lambda: "zero" in caplog.text)
+                caplog.clear()
+                assert live.value(members, live.name) == 1
+                if is_cancelled:
+                    joining.cancel()
+                    await asyncio.wait({joining})
+                    assert live.value(members, live.name) == 0
+        await until(lambda: member.owned() == {0})
+        joining.cancel()
+
+
 async def test_a_group_that_cannot_be_joined(live: Database) -> None:
     async with live.leases() as leases:
         with pytest.raises(psycopg.errors.UndefinedObject):
