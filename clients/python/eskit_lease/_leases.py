@@ -72,7 +72,7 @@ class Leases(Face):
         The task is cancelled when the partition moves to another member, or the trust ends. When `work` raises an error
         or returns, its partition is released, and taken up under a new fence: at once after `Refused` and `Unsure`,
         else after 0.1 s, which doubles to 10 s.
-        Raises the driver's error if the group cannot be joined, and `Closed`.
+        Raises the driver's error if the group cannot be joined, or the group or the right to it is gone; and `Closed`.
         """
 
         async def run(partition: Partition) -> None:
@@ -117,9 +117,10 @@ class Leases(Face):
         """Calls a function once for a run-once key, and keeps its result, which JSON must have; or tells what became of
         the key.
 
-        If the function raises, so does this, and the next call may run it again. If the function was interrupted, the
-        key is failed or in doubt, and stays so until an administrator resolves it; with `retry_in_doubt` the next call
-        runs the function again. Raises `Lost`, and `Refused` if the run was over before it was finished.
+        If the function raises, so does this, and the next call may run it again. If its result is refused, this raises,
+        too, but the key is failed, as the function has run. If the function was interrupted, the key is failed or in
+        doubt, and stays so until an administrator resolves it; with `retry_in_doubt` the next call runs the function
+        again. Raises `Lost`, and `Refused` if the run was over before it was finished.
         """
         run = Run(self._keeper, key, retry_in_doubt)
         async with run.held() as given:
