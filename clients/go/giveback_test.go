@@ -132,7 +132,8 @@ func TestErrorWithATextThatCannotBeStored(t *testing.T) {
 	if calls.Load() < 2 {
 		t.Error("the item was not tried again")
 	}
-	if text := one[string](t, db, `SELECT error FROM eskit_lease.items WHERE queue = $1`, name); text != "bad \ufffd, \ufffd" {
+	text := one[string](t, db, `SELECT error FROM eskit_lease.items WHERE queue = $1`, name)
+	if text != "bad \ufffd, \ufffd" {
 		t.Errorf("%q", text)
 	}
 	fences := map[int64]bool{}
@@ -269,7 +270,8 @@ func TestJoinWhileTheAssignmentIsRefused(t *testing.T) {
 	if err := <-joined; !errors.As(err, &told) || told.SQLState() != "42501" {
 		t.Error(err)
 	}
-	if members := one[int](t, db, `SELECT count(*) FROM eskit_lease.group_members WHERE group_name = $1`, group); members != 0 {
+	members := one[int](t, db, `SELECT count(*) FROM eskit_lease.group_members WHERE group_name = $1`, group)
+	if members != 0 {
 		t.Error("members:", members)
 	}
 }
@@ -440,4 +442,29 @@ func TestWorkThatEndsAfterALostClaim(t *testing.T) {
 	p.forget(false)
 	<-worked
 	eventually(t, "it is given back", state("ready"))
+}
+
+// A function that panics gives its key back, and its turn.
+func TestOnceThatPanics(t *testing.T) {
+	l := open(t)
+	fences := map[int64]bool{}
+	for _, panics := range []bool{true, false} {
+		func() {
+			defer func() {
+				if (recover() != nil) != panics {
+					t.Error("panicked:", !panics)
+				}
+			}()
+			_, _ = l.Once(t.Context(), unique+t.Name(), func(_ context.Context, fence int64) (any, error) {
+				fences[fence] = true
+				if panics {
+					panic("broken")
+				}
+				return nil, nil
+			})
+		}()
+	}
+	if len(fences) != 2 {
+		t.Error(fences)
+	}
 }

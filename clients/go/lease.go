@@ -106,7 +106,7 @@ type Leases struct {
 	asked   chan struct{}            // closed at each ask, and replaced
 	turns   map[string]chan struct{} // of the verbs that are under way; closed at their end
 	scopes  map[*Scope]bool
-	ran     map[string]int64 // the fences under which functions have run, of keys whose attempt could not be ended
+	ran     map[string]int64 // the fences of keys whose attempt could not be ended
 	ending  bool             // drains, or closes
 	closing bool
 }
@@ -203,9 +203,15 @@ func (l *Leases) Drain(ctx context.Context) {
 			l.complain("not drained", l.exec(session, `SELECT eskit_lease.session_drain($1::uuid)`, session))
 		}()
 	}
-	select {
-	case <-l.idle:
-	case <-ctx.Done():
+	for waits := true; waits; {
+		select {
+		case <-l.idle:
+			waits = false
+		case <-ctx.Done():
+			waits = false
+		case <-time.After(l.ttl): // without trust all is cancelled, and what is given back would wait for the server
+			waits = l.State() == Draining
+		}
 	}
 	l.Close()
 }
@@ -361,8 +367,8 @@ func (c *crew) begin(ctx context.Context) bool {
 	return true
 }
 
-// attend returns once loop has ended, or ctx is done, and all of the crew have ended. Then it waits for giveBack, but no
-// longer than a TTL: the loop may wait for a server that is away, and goes on in the background, as giveBack does.
+// attend returns once loop has ended, or ctx is done, and all of the crew have ended. Then it waits for giveBack, but
+// no longer than a TTL: the loop may wait for a server that is away, and goes on in the background, as giveBack does.
 func (l *Leases) attend(ctx context.Context, crew *crew, loop func() error, giveBack func()) error {
 	ended, over := make(chan error, 1), make(chan struct{})
 	go func() {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-var errHasRun = errors.New("lease: the function has run under this fence, and what became of it could not be stored")
+var errHasRun = errors.New("lease: the key was begun before, and what became of it could not be stored")
 
 // Outcome tells what became of a run-once key.
 type Outcome struct {
@@ -107,7 +107,17 @@ func (l *Leases) execute(ctx context.Context, key, session string, fence int64,
 	}
 	if err == nil {
 		outcome.First = true
+		returned := false
+		defer func() {
+			if !returned { // it panics, and may run again, but not under this fence
+				go func() {
+					defer end()
+					l.failRun(key, session, fence, errors.New("the function panicked"), true)
+				}()
+			}
+		}()
 		value, err = work(ctx, fence)
+		returned = true
 		err = s.judge(err)
 		retry = err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrUnsure)
 	}
@@ -126,10 +136,6 @@ func (l *Leases) execute(ctx context.Context, key, session string, fence int64,
 			told.State = "done"
 		} else if told.err = s.judge(told.err); l.failRun(key, session, fence, told.err, retry) {
 			told.State = "failed"
-		} else if outcome.First && l.Session() == session {
-			l.mu.Lock()
-			l.ran[key] = fence
-			l.mu.Unlock()
 		}
 		done <- told
 	}()
@@ -146,7 +152,7 @@ func (l *Leases) execute(ctx context.Context, key, session string, fence int64,
 	}
 }
 
-// hasRun tells whether a function has run under a fence, which a session whose attempt could not be ended gets again.
+// hasRun tells whether a function may have run under a fence: a session whose attempt could not be ended gets it again.
 func (l *Leases) hasRun(key string, fence int64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -174,5 +180,10 @@ func (l *Leases) failRun(key, session string, fence int64, why error, retry bool
 	err := l.fail(session, `SELECT eskit_lease.execution_fail($1::text, $2::bigint, $4::text, $3::boolean)`,
 		why, key, fence, retry)
 	l.complain("a failed run-once key stays in doubt", err)
+	if err != nil && l.Session() == session {
+		l.mu.Lock()
+		l.ran[key] = fence
+		l.mu.Unlock()
+	}
 	return err == nil
 }

@@ -89,6 +89,32 @@ func TestTrustEndsWithoutAnAnswer(t *testing.T) {
 	})
 }
 
+// A drain that nobody limits does not wait for what is given back to a server that is away.
+func TestDrainWithoutAServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := told(t, 3*time.Second)
+		began := time.Now()
+		if _, err := l.begin(t.Context(), "x", true); err != nil {
+			t.Fatal(err)
+		}
+		drained := make(chan bool)
+		go func() {
+			l.Drain(context.Background())
+			close(drained)
+		}()
+		select {
+		case <-drained:
+		case <-time.After(time.Minute):
+			t.Error("hangs")
+			l.Close()
+		}
+		if took := time.Since(began); took > 9*time.Second {
+			t.Error(took)
+		}
+		synctest.Wait()
+	})
+}
+
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := told(t, time.Second)
