@@ -468,3 +468,61 @@ func TestOnceThatPanics(t *testing.T) {
 		t.Error(fences)
 	}
 }
+
+// A member whose join was answered after its caller had gone leaves.
+func TestJoinOfACallerThatHasGone(t *testing.T) {
+	p, by := through(t)
+	l, err := lease.Open(t.Context(), by, lease.WithTTL(2*ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	db, group := pool(t, dsn(t)), unique+t.Name()
+	do(t, db, `SELECT eskit_lease.group_create($1, 1)`, group)
+	defer do(t, db, `SELECT eskit_lease.group_drop($1)`, group)
+	_, lead := mustLead(t, l, group+"lead") // so the second connection is open
+	defer lead.Release()
+	time.Sleep(ttl / 10) // until the lead asks no more
+	p.forget(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	joined := make(chan error)
+	go func() { joined <- l.Join(ctx, group, nil) }()
+	members := func(is int) func() bool {
+		return func() bool {
+			return one[int](t, db, `SELECT count(*) FROM eskit_lease.group_members WHERE group_name = $1`, group) == is
+		}
+	}
+	eventually(t, "it is a member", members(1))
+	cancel()
+	p.cut()
+	p.forget(false)
+	if err := <-joined; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	eventually(t, "it has left", members(0))
+}
+
+// A database may lack the letters of an error.
+func TestErrorInAnEncodingThatLacksALetter(t *testing.T) {
+	u, err := url.Parse(dsn(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprint("go_test_latin1_", os.Getpid())
+	db := pool(t, dsn(t))
+	do(t, db, `CREATE DATABASE `+name+` TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'`)
+	t.Cleanup(func() { do(t, db, `DROP DATABASE `+name+` WITH (FORCE)`) })
+	u.Path, u.RawQuery = "/"+name, "client_encoding=UTF8"
+	latin := pool(t, u.String())
+	do(t, latin, `CREATE EXTENSION eskit_lease`)
+	l, err := lease.Open(t.Context(), u.String(), lease.WithTTL(ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	outcome, err := l.Once(t.Context(), "x", func(context.Context, int64) (any, error) { return nil, errors.New("日本") })
+	text := one[string](t, latin, `SELECT error FROM eskit_lease.executions`)
+	if err == nil || outcome.State != "failed" || text != "the error's text could not be stored" {
+		t.Error(outcome, err, text)
+	}
+}
