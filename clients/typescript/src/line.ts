@@ -32,12 +32,18 @@ export async function connect(connection: Connection, until: number): Promise<Cl
   }
 }
 
+/** Resets a connection. While it shuts down, as its peer has, Node.js refuses that (EINVAL), and would never close it. */
+export function discard(socket: Socket): void {
+  if (socket.writableEnded && !socket.writableFinished) socket.destroy();
+  else socket.resetAndDestroy();
+}
+
 /** Closes the socket without a word, which the peer may never answer. Resolves once it is closed. With `reset` it also
  * discards what was sent and not delivered: else the kernel would go on sending it, and the call could arrive when
  * nothing wants it any more. */
 export async function drop(client: Client, reset = false): Promise<void> {
   const socket = sockets.get(client);
-  if (reset && socket?.remoteAddress) socket.resetAndDestroy(); // only TCP has an address
+  if (reset && socket?.remoteAddress) discard(socket); // only TCP has an address
   const stream = client.connection.stream.destroy();
   if (!stream.closed) await once(stream, "close");
 }

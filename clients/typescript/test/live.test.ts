@@ -495,8 +495,8 @@ live("a key of whose end the server hears nothing does not run again under its f
 live("an item fails, whatever was thrown", async () => {
   const queue = `${run}:thrown`;
   await pool.query("SELECT eskit_lease.queue_create($1, max_attempts => 1)", [queue]);
-  const thrown = [new Error("bad \0"), new Error("10 €"), Symbol("bad"), Object.create(null)];
-  await pool.query("SELECT eskit_lease.item_add($1, to_jsonb(n)) FROM generate_series(0, 3) AS n", [queue]);
+  const thrown = [new Error("bad \0"), new Error("10 €"), new Error("\ud800"), Symbol("bad"), Object.create(null)];
+  await pool.query("SELECT eskit_lease.item_add($1, to_jsonb(n)) FROM generate_series(0, 4) AS n", [queue]);
   const warned: string[] = [];
   await using leases = await new Leases(
     refusing(() => "€"),
@@ -509,11 +509,11 @@ live("an item fails, whatever was thrown", async () => {
   const working = leases.work(queue, handler, { pool, signal: stop.signal });
   const errors = async () =>
     (await pool.query("SELECT error FROM eskit_lease.dead_items WHERE queue = $1 ORDER BY id", [queue])).rows;
-  await until(async () => (await errors()).length === 4);
+  await until(async () => (await errors()).length === 5);
   stop.abort();
   await working;
   const unstored = "the error's text could not be stored";
   const told = (await errors()).map(({ error }) => error);
-  assert.deepEqual(told, ["Error: bad \uFFFD", unstored, "Symbol(bad)", unstored]);
+  assert.deepEqual(told, ["Error: bad \uFFFD", unstored, "Error: \uFFFD", "Symbol(bad)", unstored]);
   assert.ok(warned.some((text) => text.includes("could not be given back")));
 });

@@ -1,4 +1,5 @@
 import { connect, createServer, type Server, type Socket } from "node:net";
+import { discard } from "../src/line.js";
 
 /** A proxy before the server that can fail in the ways of a network. */
 export class FaultyProxy {
@@ -35,7 +36,7 @@ export class FaultyProxy {
     let swallows = false;
     for (const [from, to] of [pair, [far, near] as const]) {
       from.on("data", (data: Buffer) => {
-        if (swallows && from === far) near.resetAndDestroy();
+        if (swallows && from === far) discard(near);
         else if (!this.isSilent) to.write(data);
         if (from === far || this.swallow === undefined || !data.includes(this.swallow)) return;
         swallows = true;
@@ -53,7 +54,7 @@ export class FaultyProxy {
   /** Resets all connections. */
   cut(): void {
     for (const [near, far] of this.#pairs) {
-      near.resetAndDestroy();
+      discard(near);
       far.destroy();
     }
   }

@@ -1,9 +1,12 @@
 import assert from "node:assert/strict";
+import { once } from "node:events";
+import { type AddressInfo, connect, createServer, type Socket } from "node:net";
 import { test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { Core } from "../src/core.js";
 import { Closed, isBroken, Lost, Refused, sqlstate, translated } from "../src/errors.js";
 import { Leases } from "../src/index.js";
+import { discard } from "../src/line.js";
 import { abortable, Bell, Turns, within } from "../src/wait.js";
 
 const ofServer = (code: string) => Object.assign(new Error("told"), { code, severity: "ERROR" });
@@ -124,4 +127,22 @@ test("a session that the keeper closes itself is followed by another at once", (
   assert.equal(core.state(2), "lost");
   const ended = core.answered(3, { alive: false, trustMs: 0, revision: 0n }); // its wait
   assert.deepEqual(ended, [{ do: "open", takeover: false }]);
+});
+
+test("a connection that shuts down is closed by its reset", async () => {
+  const server = createServer().listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const accepted = once(server, "connection");
+  const client = connect((server.address() as AddressInfo).port, "127.0.0.1");
+  const [socket] = (await accepted) as [Socket];
+  const errors: Error[] = [];
+  socket.on("error", (error) => errors.push(error)).resume();
+  client.end();
+  await once(socket, "end");
+  await new Promise((resolve) => process.nextTick(resolve));
+  const closed = once(socket, "close");
+  discard(socket);
+  await closed;
+  assert.deepEqual(errors, []);
+  server.close();
 });
