@@ -79,10 +79,10 @@ def by_keeper(db, programs):
     return hand_over
 
 
-def by_sql(db):
+def by_sql(db, name):
     """The same by two connections with a session each."""
-    sessions = [(conn := connect(), one(conn, "SELECT session FROM eskit_lease.session_open('by sql', '30 s')")) for _ in range(2)]
-    acquire = "SELECT granted, fence, revision FROM eskit_lease.lease_acquire('by sql', %s, true)"
+    sessions = [(conn := connect(), one(conn, "SELECT session FROM eskit_lease.session_open('by sql', '10 min')")) for _ in range(2)]
+    acquire = f"SELECT granted, fence, revision FROM eskit_lease.lease_acquire('{name}', %s, true)"
     (leader, session), follower = sessions
     fence = one(leader, acquire, session)[1]
 
@@ -101,9 +101,9 @@ def by_sql(db):
 
         waiter = threading.Thread(target=wait)
         waiter.start()
-        until_queued(db, "by sql")
+        until_queued(db, name)
         began = time.monotonic()
-        one(leader, "SELECT eskit_lease.lease_release('by sql', %s)", fence)
+        one(leader, "SELECT eskit_lease.lease_release(%s, %s)", name, fence)
         waiter.join()
         (leader, _), follower, fence = follower, sessions[0] if follower is sessions[1] else sessions[1], known[0]
         return (told_at[0] - began) * 1000
@@ -119,7 +119,7 @@ def keeper(report):
                 report.add(f"keeper, {language}", "left out: this machine lacks it")
                 continue
             programs = [Program(language, f"{language}-{n}") for n in range(2)]
-            ways = {"keeper": by_keeper(db, programs), "sql": by_sql(db)}
+            ways = {"keeper": by_keeper(db, programs), "sql": by_sql(db, f"by sql, {language}")}
             values = {name: [] for name in ways}
             for number in range(ROUNDS // 5 + 5):
                 for name, hand_over in ways.items():
