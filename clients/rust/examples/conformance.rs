@@ -137,7 +137,7 @@ impl App {
                 if let Err(error) = self.write(&lead, &id).await {
                     tell(outcome(&error), &id, json!({"fence": lead.fence(), "error": error.to_string()}));
                 }
-                lead.token().run_until_cancelled(sleep(every)).await;
+                stop.run_until_cancelled(lead.token().run_until_cancelled(sleep(every))).await;
             }
             if lead.token().is_cancelled() {
                 let _ = cancelled.await;
