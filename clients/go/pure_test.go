@@ -89,7 +89,7 @@ func TestTrustEndsWithoutAnAnswer(t *testing.T) {
 	})
 }
 
-// A drain that nobody limits does not wait for what is given back to a server that is away.
+// A drain without a limit does not wait for what is given back to a server that is away.
 func TestDrainWithoutAServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := told(t, 3*time.Second)

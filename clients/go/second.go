@@ -122,8 +122,8 @@ func try[T any](ctx context.Context, l *Leases, session, sql string, args ...any
 	return rows, err
 }
 
-// hasEnded tells whether the server has ended an idle connection. A call on it would be lost, and nobody would know
-// whether it was made.
+// hasEnded tells whether the server has ended an idle connection. A call on it would be lost, and the keeper would not
+// know whether it was made.
 func hasEnded(ctx context.Context, conn *pgx.Conn) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
 	defer cancel()

@@ -117,7 +117,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// The cases of client-go: acquire what nobody has, renew it, do not acquire what another has, acquire what was
+// The cases of client-go: acquire what has no holder, renew it, do not acquire what another has, acquire what was
 // released.
 func TestAcquireRenewRelease(t *testing.T) {
 	la, lb := open(t, "a"), open(t, "b")
@@ -351,7 +351,7 @@ func TestLocks(t *testing.T) {
 	})
 }
 
-// A refusal that stays ends RunForever; nobody was told that a leadership had ended.
+// A refusal that stays ends RunForever; no callback was told that a leadership had ended.
 func TestRefusalThatStays(t *testing.T) {
 	l := open(t, "a")
 	var stopped atomic.Int32

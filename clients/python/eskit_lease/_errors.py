@@ -44,7 +44,7 @@ class Closed(RuntimeError):
 
 
 def describe(error: BaseException) -> str:
-    """Returns the text of an error, of which the server can store each letter if it has UTF-8."""
+    """Returns the text of an error as a server with UTF-8 can store it."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # of the error's own __str__

@@ -25,7 +25,7 @@ class Outcome:
     """Whether this call has run the function."""
     state: str
     """done; or, if another call has run it or runs it: running, failed (until an administrator resolves the key) or
-    in_doubt (the process that ran it has ended, and nobody knows how far it came)."""
+    in_doubt (the process that ran it has ended, and it is not known how far it came)."""
     result: Any = None
     """What the function has returned, as JSON has it, if the state is done."""
 

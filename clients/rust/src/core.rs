@@ -46,7 +46,7 @@ pub(crate) struct Core {
     pub chance: f64,          // from 0 to 1, for the next event
     pub session: Option<String>,
     pub trusted_until: Duration,
-    pub replaces: bool, // the keeper closes this session by itself, to open another: nobody takes it
+    pub replaces: bool, // the keeper closes this session by itself, to open another: no process takes it
     ttl: Duration,
     takeover: bool,
     watches: bool, // a heartbeat names the table to watch, and the first one begins it

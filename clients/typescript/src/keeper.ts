@@ -228,7 +228,7 @@ export class Keeper {
     });
   }
 
-  /** @internal Closes a session that may have what nobody knows of, and opens another. */
+  /** @internal Closes a session that may have what no scope has, and opens another. */
   async replace(session: string, why: string): Promise<void> {
     if (this.session !== session) return;
     this.warn(`closes its session, and opens another: ${why}`);

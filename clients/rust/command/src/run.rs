@@ -262,7 +262,7 @@ impl Runner {
     }
 }
 
-/// Writes to the standard error. That nobody reads it ends no program.
+/// Writes to the standard error. A closed one ends no program.
 pub fn say(what: &str) {
     let _ = writeln!(stderr(), "eskit-lease: {what}");
 }

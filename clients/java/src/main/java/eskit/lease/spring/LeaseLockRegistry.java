@@ -47,7 +47,7 @@ public final class LeaseLockRegistry
         });
     }
 
-    /** Forgets locks that nobody holds. A lock that a caller still has goes on working. */
+    /** Forgets locks that no thread holds. A lock that a caller still has goes on working. */
     @Override
     public void expireUnusedOlderThan(long ageMs) {
         locks.values().removeIf(lock -> lock.isUnused(ageMs));
