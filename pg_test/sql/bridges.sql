@@ -60,7 +60,7 @@ CALL pg_temp.wait_for(format($$(SELECT reason = 'already_held' FROM pg_temp.ask(
 SELECT session_close(:'heir');
 CALL pg_temp.wait_for(format($$(SELECT reason = 'already_held' FROM pg_temp.ask('r', %L))$$, :'b'));
 -- When a holder expires, the worker releases the lock.
-SELECT session AS short FROM session_open('short', '1 s') \gset
+SELECT session AS short FROM session_open('short', '5 s') \gset
 SELECT session_close(:'b');
 SELECT (pg_temp.ask('r', :'short', true)).reason;
 CALL pg_temp.wait_for('held FROM eskit_lease.bridges');
