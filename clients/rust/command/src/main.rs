@@ -1,5 +1,6 @@
 //! `eskit-lease`: runs programs under leases, and shows who holds what.
 
+mod manual;
 mod notify;
 mod options;
 mod program;
@@ -8,7 +9,7 @@ mod show;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use options::{Command, Options};
-use std::io::{Write, stdout};
+use std::io::stdout;
 use std::process::ExitCode;
 
 const USAGE: u8 = 64;
@@ -73,35 +74,10 @@ async fn main() -> ExitCode {
             clap_complete::generate(shell, &mut Options::command(), "eskit-lease", &mut stdout());
             Ok(0)
         }
-        Command::Man => manual().map_err(|error| Failure::new(IN_DOUBT, error)),
+        Command::Man => manual::write(&mut stdout()).map(|()| 0).map_err(|error| Failure::new(IN_DOUBT, error)),
     };
     ExitCode::from(done.unwrap_or_else(|failure| {
         run::say(&failure.why);
         failure.code
     }))
-}
-
-/// Writes one page for the command and all of its parts.
-fn manual() -> std::io::Result<u8> {
-    let (command, mut out) = (Options::command().after_help(""), stdout());
-    let man = clap_mangen::Man::new(command.clone());
-    man.render_title(&mut out)?;
-    man.render_name_section(&mut out)?;
-    writeln!(out, ".SH SYNOPSIS\n.B eskit-lease\n[\\-\\-dsn DSN] run | status | top | watch ...")?;
-    man.render_options_section(&mut out)?;
-    writeln!(out, ".PP\n{}", options::AFTER)?;
-    for part in command.get_subcommands().filter(|part| !part.is_hide_set()) {
-        let usage = part.clone().bin_name(format!("eskit-lease {}", part.get_name()));
-        let man = clap_mangen::Man::new(usage);
-        writeln!(
-            out,
-            ".SH \"{}\"\n{}.",
-            part.get_name().to_uppercase(),
-            part.get_about().cloned().unwrap_or_default()
-        )?;
-        man.render_options_section(&mut out)?;
-    }
-    // Set as they are, since the columns would be lost.
-    writeln!(out, ".SH NOTES\n.nf\n{}\n.fi", options::AFTER_RUN.replace('\\', "\\\\").replace('-', "\\-"))?;
-    Ok(0)
 }

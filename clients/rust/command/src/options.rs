@@ -1,11 +1,11 @@
-//! What the command understands.
+//! What the command understands, and what its help says.
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 use std::{ffi::OsString, time::Duration};
 
 /// Runs programs under leases of eskit_lease in PostgreSQL, and shows who holds what.
 #[derive(Parser)]
-#[command(name = "eskit-lease", version, after_help = AFTER)]
+#[command(name = "eskit-lease", version, after_help = PRIVILEGES)]
 pub struct Options {
     /// The connection string; libpq's variables (PGHOST, PGPORT, PGUSER, PGPASSWORD, PGDATABASE, PGSSLMODE,
     /// PGSSLROOTCERT) stand for what it leaves out
@@ -41,7 +41,7 @@ pub enum Command {
 }
 
 #[derive(Args)]
-#[command(group = ArgGroup::new("verb").required(true), after_help = AFTER_RUN)]
+#[command(group = ArgGroup::new("verb").required(true), after_help = about_run())]
 pub struct Run {
     /// Runs the program while this process leads NAME
     #[arg(long, value_name = "NAME", group = "verb")]
@@ -113,35 +113,49 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-pub const AFTER: &str = "The views need the privileges of grant_monitor, and run those of grant_consumer.";
-pub const AFTER_RUN: &str = "\
-Environment of the program:
-  ESKIT_LEASE_NAME       the lease, group or key
-  ESKIT_LEASE_FENCE      its fence: call eskit_lease.fence_check(name, fence)
-                         in each transaction
-  ESKIT_LEASE_SESSION    the session's handle; keep it private
-  ESKIT_LEASE_PARTITION  the partition, with --group
+pub const PRIVILEGES: &str = "The views need the privileges of grant_monitor, and run those of grant_consumer.";
 
-Signals:
-  The program has a process group of its own. SIGTERM, SIGINT, SIGQUIT, SIGHUP,
-  SIGUSR1 and SIGUSR2 are passed on to the group. When the trust in the lease runs out,
-  it gets SIGTERM, and SIGKILL before the trust is over; SIGKILL at once if the
-  lease is lost. What is left of the group is killed when the program has ended.
-  If this command is killed, so is the program (on Linux). If the standard input
-  is a terminal, the program's is empty.
+/// What the help of `run` and the manual page say beside the options: titles and texts.
+pub const ABOUT_RUN: [(&str, &str); 4] = [
+    (
+        "Environment of the program",
+        "\
+ESKIT_LEASE_NAME       the lease, group or key
+ESKIT_LEASE_FENCE      its fence: call eskit_lease.fence_check(name, fence)
+                       in each transaction
+ESKIT_LEASE_SESSION    the session's handle; keep it private
+ESKIT_LEASE_PARTITION  the partition, with --group",
+    ),
+    (
+        "Signals",
+        "\
+The program has a process group of its own. SIGTERM, SIGINT, SIGQUIT, SIGHUP,
+SIGUSR1 and SIGUSR2 are passed on to the group. When the trust in the lease runs out,
+it gets SIGTERM, and SIGKILL before the trust is over; SIGKILL at once if the
+lease is lost. What is left of the group is killed when the program has ended.
+If this command is killed, so is the program (on Linux). If the standard input
+is a terminal, the program's is empty.",
+    ),
+    (
+        "Exit status",
+        "\
+That of the program; 128 and the signal's number if a signal ended it, or this
+command before the program began; or
+64   usage
+69   the server cannot be reached, or has refused a call
+70   --once: the key has failed, or is in doubt, until
+     eskit_lease.execution_resolve
+75   the lease was lost; --no-wait: another process leads; --once: the key runs
+     elsewhere
+126  the program cannot be run
+127  there is no such program
+With --group it is 0 after SIGTERM, SIGINT or SIGQUIT. With --once it is 0 if the key
+was done before, and its result is printed.",
+    ),
+    ("systemd", "NOTIFY_SOCKET is told READY=1 once the session is open, and STATUS=."),
+];
 
-Exit status:
-  That of the program; 128 and the signal's number if a signal ended it, or this
-  command before the program began; or
-  64   usage
-  69   the server cannot be reached, or has refused a call
-  70   --once: the key has failed, or is in doubt, until
-       eskit_lease.execution_resolve
-  75   the lease was lost; --no-wait: another process leads; --once: the key runs
-       elsewhere
-  126  the program cannot be run
-  127  there is no such program
-  With --group it is 0 after SIGTERM, SIGINT or SIGQUIT. With --once it is 0 if the key
-  was done before, and its result is printed.
-
-systemd: NOTIFY_SOCKET is told READY=1 once the session is open, and STATUS=.";
+fn about_run() -> String {
+    let parts = ABOUT_RUN.map(|(title, text)| format!("{title}:\n  {}", text.replace('\n', "\n  ")));
+    parts.join("\n\n")
+}
