@@ -3,6 +3,9 @@ package eskit.lease;
 import eskit.lease.LeaseException.Lost;
 import eskit.lease.LeaseException.Unsure;
 import java.sql.SQLException;
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 
 /** An attempt at a run-once key. */
 public final class Attempt extends Scope {
@@ -34,91 +37,93 @@ public final class Attempt extends Scope {
     private static final String FAIL =
             "SELECT eskit_lease.execution_fail(?::text, ?::bigint, ?::text, retry => ?::boolean)";
 
-    private record Begin(String state, long fence, String result) {}
+    private record Begin(String state, long fence, String result) {
+        static final Line.Row<Begin> ROW = row -> new Begin(row.getString(1), row.getLong(2), row.getString(3));
+    }
 
-    private Attempt(Keeper keeper, String key, String session, long fence) {
-        super(keeper, key, session, fence);
+    /** A call for a key. It gives an attempt, or else has the outcome of the key. */
+    private static final class Try extends Verb<Attempt> {
+        private final String key;
+        private Outcome outcome;
+
+        Try(Keeper keeper, String key) {
+            super(keeper, "once " + key);
+            this.key = key;
+        }
+
+        @Override
+        void run() throws SQLException, InterruptedException {
+            Optional<Attempt> begun = look(this::begin);
+            if (begun != null && begun.isPresent()) finish(begun.get());
+        }
+
+        /** Begins an attempt. Asked again, the session gets the fence of its own attempt again. */
+        private Optional<Attempt> begin(String session) throws SQLException {
+            keeper.calls.look();
+            Begin begin = keeper.repeat(session, Begin.ROW, BEGIN, key, session).get(0);
+            Attempt attempt = new Attempt(this, session, begin.fence);
+            boolean isUsed = keeper.used.contains(key + " " + begin.fence); // and the server refused to end it
+            if (begin.fence == 0) outcome = new Outcome(false, begin.state, begin.result);
+            else if (isUsed && !fail(attempt, "its end was refused", false))
+                outcome = new Outcome(false, "running", null);
+            else if (isUsed) return begin(session);
+            if (outcome != null) return Optional.empty();
+            if (attempt.begin() && give(attempt)) return Optional.of(attempt);
+            keeper.end(attempt);
+            fail(attempt, "not begun", true);
+            return null;
+        }
+
+        /** Waits until the function has ended, and tells that. */
+        private void finish(Attempt attempt) throws SQLException {
+            try {
+                String result = attempt.returned.join();
+                keeper.repeat(attempt.session(), row -> true, FINISH, key, attempt.fence(), result);
+            } catch (CompletionException thrown) {
+                Throwable error = thrown.getCause();
+                // The next call may run the function again, unless it is unknown how far this one came.
+                fail(attempt, error, !(error instanceof Lost) && !(error instanceof Unsure));
+            } catch (SQLException error) {
+                // Refused, as it is no JSON, say. Asked again, the server would answer this fence, which is used.
+                if (!LeaseException.passes(error)) fail(attempt, error, false);
+                throw LeaseException.of(error);
+            } finally {
+                attempt.finish();
+                keeper.end(attempt);
+            }
+        }
+
+        private boolean fail(Attempt attempt, Object error, boolean retry) {
+            boolean isTold = keeper.fail(attempt.session(), FAIL, key, attempt.fence(), error, retry);
+            if (!isTold) keeper.used.add(key + " " + attempt.fence());
+            return isTold;
+        }
+    }
+
+    private final CompletableFuture<String> returned = new CompletableFuture<>(); // the function, with its result
+    private final Try life;
+
+    private Attempt(Try life, String session, long fence) {
+        super(life.keeper, life.key, session, fence);
+        this.life = life;
     }
 
     static Outcome once(Keeper keeper, String key, Function function) throws Exception {
-        Runnable turn = keeper.turns.take("once " + key, Core.ALWAYS);
-        String asked = null; // the session that may have an attempt which has not begun
-        try {
-            while (true) {
-                String session = keeper.trusted(Core.ALWAYS);
-                long noted = keeper.asks();
-                Begin begin = begin(keeper, key, session);
-                asked = begin == null || begin.fence != 0 ? session : null;
-                if (begin != null && begin.fence == 0) return new Outcome(false, begin.state, begin.result);
-                if (begin != null) {
-                    if (keeper.used.contains(key + " " + begin.fence)) { // and the server refused to end it
-                        asked = null;
-                        if (keeper.fail(session, FAIL, key, begin.fence, "its end was refused", false)) continue;
-                        return new Outcome(false, "running", null);
-                    }
-                    Attempt attempt = new Attempt(keeper, key, session, begin.fence);
-                    if (keeper.begin(attempt)) {
-                        asked = null;
-                        return attempt.run(function);
-                    }
-                }
-                keeper.await(() -> keeper.asks() > noted, keeper.retryAt());
-            }
-        } finally {
-            String session = asked;
-            if (session == null) turn.run();
-            else keeper.giveBack(session, () -> abandon(keeper, key, session), turn);
-        }
+        Try life = new Try(keeper, key);
+        life.start();
+        Attempt attempt = life.take(Core.ALWAYS);
+        return attempt == null ? life.outcome : attempt.call(function);
     }
 
-    /** Frees the key from an attempt that has not begun: asked again, the session gets its fence. */
-    private static void abandon(Keeper keeper, String key, String session) throws SQLException {
-        long fence = keeper.repeat(session, row -> row.getLong(2), BEGIN, key, session);
-        if (fence != 0) keeper.fail(session, FAIL, key, fence, "not begun", true);
-    }
-
-    /** Begins an attempt; null if no answer came. Asked again, the session gets the fence of its own attempt again. */
-    private static Begin begin(Keeper keeper, String key, String session) throws SQLException {
+    private Outcome call(Function function) throws Exception {
         try {
-            return keeper.rows(
-                            session,
-                            row -> new Begin(row.getString(1), row.getLong(2), row.getString(3)),
-                            BEGIN,
-                            key,
-                            session)
-                    .get(0);
-        } catch (SQLException error) {
-            if (error instanceof Lost || Keeper.passes(error)) return null;
+            returned.complete(function.call(this));
+        } catch (Throwable error) {
+            returned.completeExceptionally(error);
+            life.end();
             throw error;
         }
-    }
-
-    private void fail(Throwable error, boolean retry) {
-        if (!keeper.fail(session(), FAIL, name(), fence(), error, retry)) keeper.used.add(name() + " " + fence());
-    }
-
-    private Outcome run(Function function) throws Exception {
-        try {
-            String result;
-            try {
-                result = function.call(this);
-            } catch (Throwable error) {
-                // The next call may run the function again, unless it is unknown how far this one came.
-                boolean known = !(error instanceof Lost) && !(error instanceof Unsure);
-                fail(error, known);
-                throw error;
-            }
-            try {
-                keeper.repeat(session(), row -> true, FINISH, name(), fence(), result);
-            } catch (SQLException error) {
-                // Refused, as it is no JSON, say. Asked again, the server would answer this fence, which is used.
-                if (!Keeper.passes(error)) fail(error, false);
-                throw LeaseException.of(error);
-            }
-            return new Outcome(true, "done", result);
-        } finally {
-            finish();
-            keeper.end(this);
-        }
+        Verb.join(life.ended);
+        return new Outcome(true, "done", returned.join());
     }
 }

@@ -1,5 +1,6 @@
 package eskit.lease;
 
+import java.util.Objects;
 import java.util.function.DoubleSupplier;
 
 /**
@@ -19,11 +20,7 @@ final class Core {
 
         void disconnect();
 
-        void open(boolean takeover);
-
-        void await(long timeoutMs, long revision);
-
-        void beat();
+        void call(Call call);
 
         void cancel();
 
@@ -32,27 +29,34 @@ final class Core {
         void warn(String why);
     }
 
+    enum Kind {
+        OPEN,
+        WAIT,
+        BEAT
+    }
+
+    /** A call of the keeper's connection. An `OPEN` heeds `takeover`, a `WAIT` the last two. */
+    record Call(Kind kind, double sent, String session, boolean takeover, long timeoutMs, long revision) {}
+
     /** What a heartbeat, a wait or session_open answers. */
     record Answer(boolean alive, double trustMs, long revision, String reason, String session) {}
 
-    private record Call(double sent, String session, boolean waits) {}
-
     private final double ttl; // ms
-    private final boolean takeover,
-            watches; // with `watches` a heartbeat names the table to watch, and the first begins it
+    private final boolean takeover;
+    private final boolean watches; // a heartbeat names the table to watch, and the first begins it
     private final DoubleSupplier chance;
     private final Actions actions;
 
-    private String session;
+    String session; // is only read from outside, as `trustedUntil` is
+    double trustedUntil = NEVER;
     private long revision;
-    private double trustedUntil = NEVER;
     private double heard = NEVER; // when the newest call that was answered was made
-    private boolean started, connected, draining, closed, hadSession;
+    private boolean connected, draining, closed, hadSession;
     private boolean handedOut; // scopes may be trusting
     private boolean asksFirst; // a heartbeat must tell whether the session still lives
     private Call call; // the one under way
     private int attempts; // to connect, since the last answer
-    private double nextConnect = ALWAYS, nextCall, noWaitBefore, longestWait = ALWAYS;
+    private double nextConnect, nextCall, noWaitBefore, longestWait = ALWAYS; // the first tick connects
     private double openedAt, reopenPause = FIRST_REOPEN;
 
     Core(double ttlMs, boolean takeover, boolean watches, DoubleSupplier chance, Actions actions) {
@@ -61,14 +65,6 @@ final class Core {
         this.watches = watches;
         this.chance = chance;
         this.actions = actions;
-    }
-
-    String session() {
-        return session;
-    }
-
-    double trustedUntil() {
-        return trustedUntil;
     }
 
     State state(double now) {
@@ -80,14 +76,9 @@ final class Core {
 
     /** Returns when the next `tick` is needed; ALWAYS if there is no such time. */
     double deadline() {
-        if (closed || !started) return ALWAYS;
+        if (closed) return ALWAYS;
         double next = call != null ? call.sent + ttl / 2 : connected ? nextCall : nextConnect;
         return handedOut ? Math.min(trustedUntil, next) : next;
-    }
-
-    void start() {
-        started = true;
-        actions.connect();
     }
 
     void connected(double now) {
@@ -95,7 +86,7 @@ final class Core {
         nextConnect = longestWait = ALWAYS;
         noWaitBefore = 0;
         asksFirst = session != null;
-        goOn(now);
+        tick(now);
     }
 
     /** The connection is lost, or could not be made. */
@@ -106,38 +97,43 @@ final class Core {
 
     /** The answer of the call that is under way. */
     void answered(double now, Answer answer) {
-        Call answered = endCall();
+        Call answered = call;
+        call = null;
         attempts = 0;
         asksFirst = false;
-        if (!isCurrent(answered)) {
-            tick(now); // of a session that is known to have ended meanwhile
-            return;
-        }
-        if (!answer.alive) ended(now);
-        else if (session == null) opened(now, answered.sent, answer);
-        else lives(now, answered, answer);
+        if (!answer.alive && isCurrent(answered)) end(now, now < trustedUntil);
+        else if (isCurrent(answered)) lives(now, answered, answer);
         tick(now);
     }
 
     private void lives(double now, Call answered, Answer answer) {
+        boolean opens = answered.kind == Kind.OPEN;
+        if (opens) {
+            session = answer.session;
+            revision = answer.revision;
+            openedAt = now;
+            hadSession = true;
+            asksFirst = watches;
+        }
         if (answer.reason.equals("wait_limit")) noWaitBefore = now + ttl / 3;
         boolean grew = answer.revision > revision;
         revision = Math.max(revision, answer.revision);
-        boolean back = believe(now, answered.sent, answer.trustMs);
-        if (back || grew) actions.ask();
-        if (grew) return;
+        believe(now, answered.sent, answer.trustMs, grew);
+        if (grew || opens) return;
         if (now < noWaitBefore)
             nextCall = answered.sent + Math.min(BEAT, ttl / 3) * (0.75 + 0.25 * chance.getAsDouble());
-        else if (answered.waits && now < answered.sent + SHORTEST_WAIT) nextCall = answered.sent + SHORTEST_WAIT;
+        else if (answered.kind == Kind.WAIT && now < answered.sent + SHORTEST_WAIT)
+            nextCall = answered.sent + SHORTEST_WAIT;
     }
 
     /** The call that is under way raised an error of the server, on a connection that is still good. */
     void failed(double now, String sqlstate) {
-        Call failed = endCall();
+        Call failed = call;
+        call = null;
         if (isCurrent(failed)) {
             if (LeaseException.isEnd(sqlstate) && session != null) {
-                ended(now);
-            } else if (sqlstate.equals("57014") && failed.waits) { // cut short, by statement_timeout
+                end(now, now < trustedUntil);
+            } else if (sqlstate.equals("57014") && failed.kind == Kind.WAIT) { // cut short, by statement_timeout
                 attempts = 0;
                 longestWait = (now - failed.sent) / 2;
             } else {
@@ -151,28 +147,25 @@ final class Core {
     /** An answer of another connection, to a call of the present session that was made at `sent`. */
     void heard(double now, double sent, boolean alive, double trustMs) {
         if (session == null) return;
-        if (!alive) ended(now);
-        else if (believe(now, sent, trustMs)) actions.ask();
+        if (alive) believe(now, sent, trustMs, false);
+        else end(now, now < trustedUntil);
         tick(now);
     }
 
-    /** The keeper closes the session itself. */
-    void giveUp(double now) {
-        ended(now, false);
+    /** The keeper closes the session itself, and opens another at once. */
+    void replaced(double now) {
+        end(now, false);
         tick(now);
     }
 
     /** Time has passed. */
     void tick(double now) {
-        if (handedOut && now >= trustedUntil) {
-            handedOut = false;
-            actions.cancel();
-        }
+        if (now >= trustedUntil) cancel();
         if (call != null && now >= call.sent + ttl / 2) {
             loseConnection(now);
             actions.disconnect();
         }
-        goOn(now);
+        if (!closed && call == null && now >= (connected ? nextCall : nextConnect)) goOn(now);
     }
 
     void drain() {
@@ -182,74 +175,55 @@ final class Core {
 
     /** The session was closed, or shall end by itself. */
     void close() {
-        boolean cancels = handedOut, disconnects = connected;
+        cancel();
+        if (connected) actions.disconnect();
         closed = true;
-        handedOut = connected = false;
+        connected = false;
         call = null;
         session = null;
         trustedUntil = NEVER;
-        if (cancels) actions.cancel();
-        if (disconnects) actions.disconnect();
     }
 
-    /** Makes the next connection or call, if its time has come. */
+    /** Makes the next connection or call. */
     private void goOn(double now) {
-        if (closed || call != null || now < (connected ? nextCall : nextConnect)) return;
         if (!connected) {
             nextConnect = ALWAYS;
             actions.connect();
-        } else if (session == null) {
-            call = new Call(now, null, false);
-            actions.open(takeover && !hadSession);
-        } else {
-            if (longestWait < SHORTEST_WAIT) {
-                noWaitBefore = now + ttl / 3;
-                longestWait = ALWAYS;
-            }
-            boolean waits = !asksFirst && now >= noWaitBefore;
-            call = new Call(now, session, waits);
-            if (waits) actions.await((long) Math.min(ttl / (now < trustedUntil ? 3 : 10), longestWait), revision);
-            else actions.beat();
+            return;
         }
+        if (longestWait < SHORTEST_WAIT) {
+            noWaitBefore = now + ttl / 3;
+            longestWait = ALWAYS;
+        }
+        Kind kind = session == null ? Kind.OPEN : asksFirst || now < noWaitBefore ? Kind.BEAT : Kind.WAIT;
+        double wait = Math.min(ttl / (now < trustedUntil ? 3 : 10), longestWait);
+        call = new Call(kind, now, session, takeover && !hadSession, (long) wait, revision);
+        actions.call(call);
     }
 
-    private void opened(double now, double sent, Answer answer) {
-        session = answer.session;
-        revision = answer.revision;
-        hadSession = true;
-        openedAt = now;
-        asksFirst = watches;
-        if (believe(now, sent, answer.trustMs)) actions.ask();
-    }
-
-    /** Counts the trust from before the call. Returns whether trust is back, so that all scopes must ask. */
-    private boolean believe(double now, double sent, double trustMs) {
+    /** Counts the trust from before the call. All scopes ask when it is back, or if there is news. */
+    private void believe(double now, double sent, double trustMs, boolean news) {
         if (sent >= heard) {
             heard = sent;
             trustedUntil = sent + trustMs;
         }
-        boolean back = !handedOut && now < trustedUntil;
-        handedOut |= back;
-        return back;
+        boolean isBack = !handedOut && now < trustedUntil;
+        handedOut |= isBack;
+        if (isBack || news) actions.ask();
     }
 
     /**
      * The session has ended. While it was trusted, only another process can have ended it, which may have the same
      * name: two such processes must not end each other for ever.
      */
-    private void ended(double now) {
-        ended(now, now < trustedUntil);
-    }
-
-    private void ended(double now, boolean taken) {
-        if (handedOut) actions.cancel();
+    private void end(double now, boolean isTaken) {
+        cancel();
         session = null;
-        handedOut = asksFirst = false;
         trustedUntil = NEVER;
         nextCall = now;
         if (draining) {
             close();
-        } else if (taken) {
+        } else if (isTaken) {
             if (now >= openedAt + LONGEST_REOPEN) reopenPause = FIRST_REOPEN;
             nextCall = now + reopenPause * (0.5 + 0.5 * chance.getAsDouble());
             reopenPause = Math.min(2 * reopenPause, LONGEST_REOPEN);
@@ -257,21 +231,19 @@ final class Core {
         }
     }
 
-    private boolean isCurrent(Call other) {
-        return java.util.Objects.equals(other.session, session);
+    private void cancel() {
+        if (handedOut) actions.cancel();
+        handedOut = false;
     }
 
-    private Call endCall() {
-        if (call == null) throw new IllegalStateException("no call is under way");
-        Call ended = call;
-        call = null;
-        return ended;
+    /** Returns whether a call is of the present session: another one is known to have ended meanwhile. */
+    private boolean isCurrent(Call other) {
+        return Objects.equals(other.session, session);
     }
 
     /** The first new try is at once. Later ones come after a pause that doubles. */
     private void loseConnection(double now) {
-        double pause =
-                Math.min(Math.min(MIN_CONNECT_PAUSE * (1 << Math.max(attempts - 1, 0)), MAX_CONNECT_PAUSE), ttl / 6);
+        double pause = Math.min(MIN_CONNECT_PAUSE * Math.pow(2, attempts - 1), Math.min(MAX_CONNECT_PAUSE, ttl / 6));
         nextConnect = now + (attempts == 0 ? 0 : pause * (0.5 + 0.5 * chance.getAsDouble()));
         connected = false;
         call = null;

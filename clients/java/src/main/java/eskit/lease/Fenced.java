@@ -35,15 +35,17 @@ public abstract sealed class Fenced extends Scope permits Lead, Partition {
      * @throws IllegalStateException if autocommit is on
      */
     public void guard(Connection transaction) throws SQLException {
-        checked(transaction, c -> Line.run(c, "SELECT eskit_lease.fence_check(?::text, ?::bigint)", name(), fence()));
+        checked(
+                transaction,
+                c -> Line.row(c, row -> true, "SELECT eskit_lease.fence_check(?::text, ?::bigint)", name(), fence()));
     }
 
     /** Makes a call that checks the fence, in a transaction of a scope that is trusted. */
-    <T> T checked(Connection transaction, Line.Call<T> call) throws SQLException {
+    <T> T checked(Connection transaction, Work<T, SQLException> call) throws SQLException {
         if (!isTrusted()) throw lost(null);
         if (transaction.getAutoCommit()) throw new IllegalStateException("the connection is in no transaction");
         try {
-            return call.on(transaction);
+            return call.in(transaction);
         } catch (SQLException error) {
             throw LeaseException.of(error);
         }
@@ -82,19 +84,23 @@ public abstract sealed class Fenced extends Scope permits Lead, Partition {
 
     static <T, X extends Exception> T transact(Scope scope, Connection connection, Work<T, X> work)
             throws SQLException, X {
-        boolean automatic = connection.getAutoCommit(), ended = false;
+        boolean automatic = connection.getAutoCommit();
         connection.setAutoCommit(false);
+        T result;
         try {
-            T result = work.in(connection);
+            result = work.in(connection);
             commit(scope, connection);
-            ended = true;
-            return result;
-        } catch (SQLException error) {
-            throw LeaseException.of(error);
-        } finally {
-            // With an open transaction setAutoCommit would commit it.
-            if ((ended || rollback(connection)) && automatic) connection.setAutoCommit(true);
+        } catch (Throwable error) {
+            try {
+                connection.rollback(); // with an open transaction setAutoCommit would commit it
+                connection.setAutoCommit(automatic);
+            } catch (SQLException broken) { // the error that led here tells more
+            }
+            if (error instanceof SQLException sql) throw LeaseException.of(sql);
+            throw error;
         }
+        connection.setAutoCommit(automatic);
+        return result;
     }
 
     /** Nothing is unknown before COMMIT is sent. To a COMMIT that ROLLBACK answers, the driver raises no error. */
@@ -106,18 +112,9 @@ public abstract sealed class Fenced extends Scope permits Lead, Partition {
         try {
             connection.commit();
         } catch (SQLException error) {
-            if (!Line.isBroken(error)) throw error;
+            if (!LeaseException.isBroken(error)) throw error;
             scope.unsure();
             throw new Unsure(error);
-        }
-    }
-
-    private static boolean rollback(Connection connection) {
-        try {
-            connection.rollback();
-            return true;
-        } catch (SQLException broken) { // the error that led here tells more
-            return false;
         }
     }
 }

@@ -2,112 +2,116 @@ package eskit.lease;
 
 import static eskit.lease.Line.now;
 
-import eskit.lease.LeaseException.Lost;
-import java.sql.ResultSet;
 import java.sql.SQLException;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.Optional;
 
 /** Leadership of a name. Close it when the work has ended: that releases the lease. */
 public final class Lead extends Fenced implements AutoCloseable {
     private static final String ACQUIRE = "SELECT granted, fence, trust_ms, reason"
             + " FROM eskit_lease.lease_acquire(?::text, ?::uuid, queue => ?::boolean)";
+    private static final String RELEASE = "SELECT eskit_lease.lease_release(?::text, ?::bigint)";
+    private static final String CANCEL = "SELECT eskit_lease.lease_cancel(?::text, ?::uuid)";
+    private static final String RELEASE_ANY = "SELECT eskit_lease.lease_release_many(ARRAY[?::text], ?::uuid)";
 
-    private static final String NO_ANSWER = "no answer";
-
+    /** In a refusal `trust_ms` is NULL, which is not 0 and tells nothing. */
     private record Grant(boolean granted, long fence, double trustMs, String reason) {
-        /** `trust_ms` is NULL in a refusal, which is not 0 and tells nothing. */
-        static Grant of(ResultSet row) throws SQLException {
-            return new Grant(row.getBoolean(1), row.getLong(2), row.getDouble(3), row.getString(4));
-        }
-    }
+        static final Line.Row<Grant> ROW =
+                row -> new Grant(row.getBoolean(1), row.getLong(2), row.getDouble(3), row.getString(4));
 
-    private final Runnable giveOn;
-    private final CompletableFuture<Void> released = new CompletableFuture<>();
-    private final AtomicBoolean closed = new AtomicBoolean();
-    private boolean regranted; // the session may hold the name under another fence
-
-    private Lead(Keeper keeper, String name, String session, long fence, Runnable giveOn) {
-        super(keeper, name, session, fence);
-        this.giveOn = giveOn;
-    }
-
-    /** Waits for leadership until then; null if it did not come. Without `queue` it asks only once. */
-    static Lead acquire(Keeper keeper, String name, double until, boolean queue)
-            throws SQLException, InterruptedException {
-        Runnable turn = keeper.turns.take("lead " + name, until);
-        if (turn == null) return null;
-        String asked = null;
-        boolean answered = true;
-        Lead lead = null;
-        try {
-            do {
-                String session = keeper.trusted(until);
-                if (session == null) break;
-                long noted = keeper.asks();
-                Grant grant = ask(keeper, name, session, queue);
-                answered = !grant.reason.equals(NO_ANSWER);
-                asked = session;
-                if (grant.granted) {
-                    Lead made = new Lead(keeper, name, session, grant.fence, turn);
-                    if (keeper.begin(made)) lead = made;
-                } else if (queue) {
-                    // An ask follows only where there is a place in line.
-                    double again = grant.reason.equals("queued") ? until : Math.min(until, keeper.retryAt());
-                    keeper.await(() -> keeper.asks() > noted, again);
-                }
-            } while (lead == null && queue && now() < until);
-            return lead;
-        } finally {
-            String session = asked;
-            boolean finished = answered;
-            if (lead == null && session == null) turn.run();
-            else if (lead == null)
-                keeper.giveBack(
-                        session,
-                        () -> {
-                            if (!finished) keeper.repeat(session, Grant::of, ACQUIRE, name, session, false);
-                            withdraw(keeper, name, session);
-                        },
-                        turn);
-        }
-    }
-
-    private static Grant ask(Keeper keeper, String name, String session, boolean queue) throws SQLException {
-        double sent = now();
-        try {
-            Grant grant = keeper.rows(session, Grant::of, ACQUIRE, name, session, queue)
-                    .get(0);
+        static Grant ask(Keeper keeper, String name, String session, boolean queues) throws SQLException {
+            double sent = now();
+            Grant grant =
+                    keeper.repeat(session, ROW, ACQUIRE, name, session, queues).get(0);
             boolean ended = grant.reason.equals("expired") || grant.reason.equals("unknown_session");
             if (grant.granted || ended) keeper.heard(session, sent, !ended, grant.trustMs);
             return grant;
-        } catch (SQLException error) {
-            if (!(error instanceof Lost) && !Keeper.passes(error)) throw error;
-            return new Grant(false, 0, 0, NO_ANSWER);
         }
     }
 
-    /** Gives the place in line up, and releases a grant that crossed it. */
-    private static void withdraw(Keeper keeper, String name, String session) {
-        keeper.settle(session, "SELECT eskit_lease.lease_cancel(?::text, ?::uuid)", name, session);
-        keeper.settle(session, "SELECT eskit_lease.lease_release_many(ARRAY[?::text], ?::uuid)", name, session);
+    /** Waits for leadership, and keeps it until the lead is closed. */
+    static final class Candidate extends Verb<Lead> {
+        private final String name;
+        private final boolean queues;
+        private String place; // the session that may have a place in line, or a lease without a scope
+
+        Candidate(Keeper keeper, String name, boolean queues) {
+            super(keeper, "lead " + name);
+            this.name = name;
+            this.queues = queues;
+        }
+
+        @Override
+        void run() throws SQLException, InterruptedException {
+            try {
+                Optional<Lead> lead = look(this::ask);
+                if (lead != null && lead.isPresent()) live(lead.get());
+            } finally {
+                if (place != null) {
+                    keeper.settle(place, CANCEL, name, place);
+                    keeper.settle(place, RELEASE_ANY, name, place); // also a grant that crossed the cancel
+                }
+            }
+        }
+
+        private Optional<Lead> ask(String session) throws SQLException {
+            long asked = keeper.asks();
+            if (queues) place = session;
+            Grant grant = Grant.ask(keeper, name, session, queues);
+            if (grant.granted) {
+                place = session;
+                Lead lead = new Lead(this, session, grant.fence, asked);
+                if (lead.begin() && give(lead)) {
+                    place = null;
+                    return Optional.of(lead);
+                }
+                keeper.end(lead);
+            }
+            // An ask follows only where there is a place in line.
+            if (!grant.reason.equals("queued")) again(keeper.retryAt());
+            return queues ? null : Optional.empty();
+        }
+
+        /** Asks at each ask whether the lease is still held, until the lead is closed. Then gives it back. */
+        private void live(Lead lead) throws InterruptedException {
+            while (!lead.closed) {
+                long seen = lead.asked;
+                keeper.await(() -> lead.closed || keeper.asks() > seen && !lead.isOver(), Core.ALWAYS);
+                lead.asked = keeper.asks();
+                if (!lead.closed && !lead.isHeld()) {
+                    place = lead.session(); // which may hold the name under another fence
+                    lead.cancel();
+                }
+            }
+            keeper.settle(lead.session(), RELEASE, name, lead.fence());
+            keeper.end(lead);
+        }
     }
 
-    @Override
-    void recheck() {
-        synchronized (released) { // an ask after the release would hold the lease again
-            if (isOver()) return;
-            double sent = now();
-            try {
-                Grant grant = keeper.repeat(session(), Grant::of, ACQUIRE, name(), session(), false);
-                if (grant.reason.equals("already_held") && grant.fence == fence()) {
-                    keeper.heard(session(), sent, true, grant.trustMs);
-                    return;
-                }
-                regranted = true;
-            } catch (SQLException ended) { // and the lease with it
-            }
-            cancel();
+    private final Candidate life;
+    private long asked;
+    private volatile boolean closed;
+
+    /** Waits for leadership until then; empty if it did not come. Without `queues` it asks only once. */
+    static Optional<Lead> acquire(Keeper keeper, String name, boolean queues, double until)
+            throws SQLException, InterruptedException {
+        Candidate candidate = new Candidate(keeper, name, queues);
+        boolean mayCome = queues || keeper.state() == State.TRUSTED && candidate.isNext();
+        candidate.start();
+        return Optional.ofNullable(candidate.take(mayCome ? until : now()));
+    }
+
+    private Lead(Candidate life, String session, long fence, long asked) {
+        super(life.keeper, life.name, session, fence);
+        this.life = life;
+        this.asked = asked;
+    }
+
+    private boolean isHeld() {
+        try {
+            Grant grant = Grant.ask(keeper, name(), session(), false);
+            return grant.reason.equals("already_held") && grant.fence == fence();
+        } catch (SQLException ended) { // and the lease with it
+            return false;
         }
     }
 
@@ -115,17 +119,7 @@ public final class Lead extends Fenced implements AutoCloseable {
     @Override
     public void close() {
         finish();
-        if (closed.compareAndSet(false, true)) keeper.pool.execute(this::release);
-        released.join();
-    }
-
-    private void release() {
-        synchronized (released) {
-            keeper.settle(session(), "SELECT eskit_lease.lease_release(?::text, ?::bigint)", name(), fence());
-            if (regranted) withdraw(keeper, name(), session());
-        }
-        keeper.end(this);
-        giveOn.run();
-        released.complete(null);
+        closed = true;
+        life.end();
     }
 }

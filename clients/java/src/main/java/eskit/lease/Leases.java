@@ -31,7 +31,9 @@ public final class Leases implements AutoCloseable {
      */
     public static Builder builder(String url) {
         Objects.requireNonNull(url, "url");
-        return new Builder(null, url);
+        Builder builder = new Builder();
+        builder.connector = () -> Builder.connect(url, builder.ttl);
+        return builder;
     }
 
     /**
@@ -40,7 +42,9 @@ public final class Leases implements AutoCloseable {
      * @param connector makes a connection of its own, not of a pool, within half of the TTL
      */
     public static Builder builder(Callable<Connection> connector) {
-        return new Builder(Objects.requireNonNull(connector, "connector"), null);
+        Builder builder = new Builder();
+        builder.connector = Objects.requireNonNull(connector, "connector");
+        return builder;
     }
 
     /**
@@ -72,7 +76,7 @@ public final class Leases implements AutoCloseable {
      * @throws IllegalStateException if the keeper drains or is closed
      */
     public Lead lead(String name) throws SQLException, InterruptedException {
-        return Lead.acquire(keeper, name, Core.ALWAYS, true);
+        return Lead.acquire(keeper, name, true, Core.ALWAYS).orElseThrow();
     }
 
     /**
@@ -83,7 +87,8 @@ public final class Leases implements AutoCloseable {
      * @return the scope; empty if leadership did not come in time
      */
     public Optional<Lead> tryLead(String name, Duration time) throws SQLException, InterruptedException {
-        return Optional.ofNullable(Lead.acquire(keeper, name, Line.now() + time.toMillis(), true));
+        if (time.toMillis() <= 0) return tryLead(name);
+        return Lead.acquire(keeper, name, true, Line.now() + time.toMillis());
     }
 
     /**
@@ -93,7 +98,7 @@ public final class Leases implements AutoCloseable {
      * @return the scope; empty if another leads
      */
     public Optional<Lead> tryLead(String name) throws SQLException, InterruptedException {
-        return Optional.ofNullable(Lead.acquire(keeper, name, Line.now(), false));
+        return Lead.acquire(keeper, name, false, Line.now() + keeper.ttl / 2);
     }
 
     /**
@@ -102,7 +107,7 @@ public final class Leases implements AutoCloseable {
      * @param task what to do in a partition
      */
     public Running join(String group, Partition.Task task) {
-        return start("group " + group, new Partition.Member(keeper, group, task));
+        return new Running(new Partition.Member(keeper, group, task));
     }
 
     /**
@@ -114,12 +119,7 @@ public final class Leases implements AutoCloseable {
      */
     public Running work(String queue, int concurrency, DataSource source, Item.Handler handler) {
         if (concurrency < 1) throw new IllegalArgumentException("concurrency must be positive");
-        return start("queue " + queue, new Item.Worker(keeper, queue, concurrency, source, handler));
-    }
-
-    private Running start(String name, Running.Loop loop) {
-        if (keeper.isStopping()) throw new IllegalStateException("the keeper drains or is closed");
-        return new Running(name, loop);
+        return new Running(new Item.Worker(keeper, queue, concurrency, source, handler));
     }
 
     /**
@@ -155,22 +155,18 @@ public final class Leases implements AutoCloseable {
     /** Cancels all scopes, waits half of the TTL at most for their work, and closes. Returns within the TTL. */
     @Override
     public void close() {
-        keeper.close();
+        keeper.drain(Duration.ZERO);
     }
 
     /** The settings of a keeper. */
     public static final class Builder {
-        private final Callable<Connection> connector;
-        private final String url;
+        private Callable<Connection> connector;
         private String name, watch;
         private Duration ttl = Duration.ofSeconds(30), patience = Duration.ofSeconds(30);
         private boolean takeover, built;
         private Consumer<State> onState = state -> {};
 
-        private Builder(Callable<Connection> connector, String url) {
-            this.connector = connector;
-            this.url = url;
-        }
+        private Builder() {}
 
         /**
          * Sets the consumer's name.
@@ -243,10 +239,9 @@ public final class Leases implements AutoCloseable {
             if (takeover && name == null) throw new IllegalStateException("takeover needs a name");
             if (ttl.toMillis() < 100) throw new IllegalArgumentException("the TTL must be 100 ms at least");
             built = true;
-            Callable<Connection> connects = connector != null ? connector : () -> connect(url, ttl);
             String known = name != null ? name : defaultName();
-            Keeper keeper = new Keeper(new Settings(connects, known, ttl, takeover, watch, patience, onState));
-            keeper.open();
+            Keeper keeper = new Keeper(connector, known, ttl, takeover, watch, onState);
+            keeper.open(patience);
             return new Leases(keeper);
         }
 
@@ -262,12 +257,13 @@ public final class Leases implements AutoCloseable {
 
         /** Connects with limits of its own: the driver waits without end by default. */
         private static Connection connect(String url, Duration ttl) throws SQLException {
-            Properties limits = new Properties();
-            limits.setProperty("assumeMinServerVersion", "10"); // the driver needs no SET then
+            Properties properties = new Properties();
+            properties.setProperty("assumeMinServerVersion", "10"); // the driver needs no SET then
+            properties.setProperty("socketFactory", ResettableSockets.class.getName());
             String seconds = String.valueOf((ttl.toMillis() + 1_999) / 2_000);
             for (String limit : new String[] {"connectTimeout", "socketTimeout", "loginTimeout"})
-                limits.setProperty(limit, seconds);
-            return ResettableSockets.connect(jdbcUrl(url, limits), limits);
+                properties.setProperty(limit, seconds);
+            return DriverManager.getConnection(jdbcUrl(url, properties), properties);
         }
     }
 

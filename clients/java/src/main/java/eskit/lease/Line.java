@@ -8,24 +8,35 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutorService;
-import java.util.concurrent.Executors;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.Executor;
+import java.util.concurrent.TimeUnit;
 import org.postgresql.PGConnection;
 
-/** One connection with a thread of its own, from its first call to its end. Each call can be given up, by `drop`. */
+/** A connection of the keeper, from the try to make it. Whatever it does can be given up, by `drop`. */
 final class Line {
-    interface Call<T> {
-        T on(Connection connection) throws SQLException;
+    interface Row<T> {
+        T of(ResultSet row) throws SQLException;
     }
 
-    private final Callable<Connection> connector;
-    private final ExecutorService thread;
-    private volatile Connection connection;
-    private volatile boolean dropped;
+    private final CompletableFuture<Connection> made = new CompletableFuture<>();
+    private final Executor pool;
 
-    Line(String name, Callable<Connection> connector) {
-        this.connector = connector;
-        this.thread = Executors.newSingleThreadExecutor(work -> daemon(name, work));
+    /** Begins to connect, until a time. */
+    Line(Callable<Connection> connector, double until, Executor pool) {
+        this.pool = pool;
+        made.orTimeout((long) (until - now()) + 1, TimeUnit.MILLISECONDS);
+        pool.execute(() -> {
+            try {
+                Connection connection = connector.call();
+                if (!connection.getAutoCommit()) connection.setAutoCommit(true);
+                // A statement with a name would be missing on the pooler's next connection.
+                connection.unwrap(PGConnection.class).setPrepareThreshold(0);
+                if (!made.complete(connection)) connection.abort(pool);
+            } catch (Throwable error) {
+                made.completeExceptionally(error);
+            }
+        });
     }
 
     /** The monotonic clock of the library, in ms. */
@@ -33,81 +44,48 @@ final class Line {
         return System.nanoTime() / 1e6;
     }
 
-    static Thread daemon(String name, Runnable work) {
-        Thread thread = new Thread(work, name);
-        thread.setDaemon(true);
-        return thread;
+    /** Waits until it is connected. Any error of that is one of class 08, with what happened as its cause. */
+    Connection connection() throws SQLException {
+        try {
+            return made.join();
+        } catch (CompletionException error) {
+            throw new SQLException("no connection: " + error.getCause(), "08001", error.getCause());
+        }
     }
 
-    /** Calls on the line's thread, and connects first if this is the first call. */
-    <T> CompletableFuture<T> call(Call<T> call) {
-        CompletableFuture<T> answer = new CompletableFuture<>();
-        thread.execute(() -> {
+    /** Calls on the present thread, until a time: after it the connection is broken. */
+    <T> List<T> rows(double until, Row<T> map, String sql, Object... values) throws SQLException {
+        connection().setNetworkTimeout(pool, (int) Math.max(1, until - now()));
+        return rows(connection(), map, sql, values);
+    }
+
+    /** Returns whether the server has not closed the connection, without a call: the driver reads for 1 ms. */
+    boolean isOpen() {
+        try {
+            connection().unwrap(PGConnection.class).getNotifications(1);
+            return !connection().isClosed();
+        } catch (SQLException broken) {
+            return false;
+        }
+    }
+
+    /** Gives up what is under way, and closes the connection, without waiting for either. */
+    void drop() {
+        made.completeExceptionally(new SQLException("was given up"));
+        made.thenAccept(connection -> {
             try {
-                answer.complete(call.on(connection != null ? connection : connect()));
-            } catch (Throwable error) {
-                answer.completeExceptionally(error);
+                connection.abort(pool);
+            } catch (SQLException ignored) { // it is closed already
             }
         });
-        return answer;
     }
 
-    private Connection connect() throws Exception {
-        Connection made = connector.call();
-        if (!made.getAutoCommit()) made.setAutoCommit(true);
-        // A statement with a name would be missing on the pooler's next connection.
-        if (made.isWrapperFor(PGConnection.class))
-            made.unwrap(PGConnection.class).setPrepareThreshold(0);
-        connection = made;
-        if (dropped) drop();
-        return made;
-    }
-
-    /** Returns whether the connection could be made: if not, any error is one of connecting. */
-    boolean isUp() {
-        return connection != null;
-    }
-
-    /** Looks whether the server has closed the connection, without a call: the driver reads for 1 ms. */
-    static boolean look(Connection connection) throws SQLException {
-        if (connection.isWrapperFor(PGConnection.class))
-            connection.unwrap(PGConnection.class).getNotifications(1);
-        return !connection.isClosed();
-    }
-
-    /** Gives up the call under way, and closes the connection, without waiting for either. */
-    void drop() {
-        dropped = true;
-        thread.shutdownNow();
-        Connection gone = connection;
-        if (gone == null) return; // `connect` sees that the line is dropped
-        daemon("eskit-lease abort", () -> {
-                    try {
-                        gone.abort(Runnable::run);
-                    } catch (SQLException ignored) { // it is closed already
-                    }
-                })
-                .start();
-    }
-
-    /** Closes the connection politely, after the call under way. */
+    /** Closes the connection, on which nothing is under way. */
     void close() {
-        call(gone -> {
-            ResettableSockets.close(gone);
-            return null;
-        });
-        thread.shutdown();
-    }
-
-    /** Returns whether the error says that the connection is lost, or that an answer did not come in time. */
-    static boolean isBroken(Throwable error) {
-        if (!(error instanceof SQLException sql)) return true;
-        String state = String.valueOf(sql.getSQLState());
-        return state.equals("null") || state.startsWith("08") || state.startsWith("57P");
-    }
-
-    interface Row<T> {
-        T of(ResultSet row) throws SQLException;
+        try {
+            connection().close();
+        } catch (SQLException ignored) { // it was not made, or is closed already
+        }
     }
 
     static <T> List<T> rows(Connection connection, Row<T> map, String sql, Object... values) throws SQLException {
@@ -123,10 +101,5 @@ final class Line {
 
     static <T> T row(Connection connection, Row<T> map, String sql, Object... values) throws SQLException {
         return rows(connection, map, sql, values).get(0);
-    }
-
-    /** Calls a function whose answer tells nothing that the caller needs. */
-    static boolean run(Connection connection, String sql, Object... values) throws SQLException {
-        return !rows(connection, row -> true, sql, values).isEmpty();
     }
 }

@@ -23,6 +23,16 @@ public final class Partition extends Fenced {
         void in(Partition partition) throws Exception;
     }
 
+    private static final String JOIN = "SELECT eskit_lease.group_join(?::text, ?::uuid)";
+    private static final String ASSIGNMENT =
+            "SELECT partition, fence, state FROM eskit_lease.group_assignment(?::text, ?::uuid)";
+    private static final String RELEASE = "SELECT eskit_lease.group_release(?::text, ?::int, ?::bigint)";
+    private static final String LEAVE = "SELECT eskit_lease.group_leave(?::text, ?::uuid)";
+    private static final String POSITION = "SELECT eskit_lease.cursor_position(?::text, ?::int)";
+    private static final String COMMIT =
+            "SELECT eskit_lease.cursor_commit(?::text, ?::int, ?::bigint, ?::bigint, ?::bigint)";
+    private static final double FIRST_PAUSE = 100, LONGEST_PAUSE = 10_000; // ms
+
     private final int number;
 
     private Partition(Keeper keeper, String group, String session, int number, long fence) {
@@ -39,12 +49,7 @@ public final class Partition extends Fenced {
      * Reads the position up to which the group has come; 0 at the beginning.
      */
     public long position(Connection transaction) throws SQLException {
-        return Line.row(
-                transaction,
-                row -> row.getLong(1),
-                "SELECT eskit_lease.cursor_position(?::text, ?::int)",
-                name(),
-                number);
+        return Line.row(transaction, row -> row.getLong(1), POSITION, name(), number);
     }
 
     /**
@@ -58,83 +63,68 @@ public final class Partition extends Fenced {
      * @throws IllegalStateException if autocommit is on
      */
     public boolean commit(Connection transaction, long position, long expected) throws SQLException {
-        String sql = "SELECT eskit_lease.cursor_commit(?::text, ?::int, ?::bigint, ?::bigint, ?::bigint)";
-        return checked(
-                transaction,
-                c -> Line.row(c, row -> row.getBoolean(1), sql, name(), number, position, fence(), expected));
+        Object[] values = {name(), number, position, fence(), expected};
+        return checked(transaction, tx -> Line.row(tx, row -> row.getBoolean(1), COMMIT, values));
     }
 
-    private record Share(int number, long fence, String state) {}
+    private record Share(int number, long fence, String state) {
+        static final Line.Row<Share> ROW = row -> new Share(row.getInt(1), row.getLong(2), row.getString(3));
+    }
 
-    /** The loop of a member: a task for each partition that is owned. */
-    static final class Member extends Running.Loop {
-        private static final String JOIN = "SELECT eskit_lease.group_join(?::text, ?::uuid)";
-        private static final String LEAVE = "SELECT eskit_lease.group_leave(?::text, ?::uuid)";
-        private static final double FIRST_PAUSE = 100, LONGEST_PAUSE = 10_000; // ms
-
-        /** What a partition waits for after an error. */
-        private record Rest(double pause, double until) {}
-
+    /** Membership of a group: a task for each partition that is owned. */
+    static final class Member extends Verb<Void> {
         private final String group;
         private final Task work;
-        private final Map<Integer, Partition> tasks = new ConcurrentHashMap<>();
-        private final Map<Integer, Rest> rests = new ConcurrentHashMap<>(); // is changed before the task is removed
-        private boolean unanswered; // the join
+        private final Map<Integer, Double> rests = new ConcurrentHashMap<>(); // the last one of each partition
         private String joined, sent; // the sessions that have joined, and that were told to
 
         Member(Keeper keeper, String group, Task work) {
-            super(keeper);
+            super(keeper, "group " + group);
             this.group = group;
             this.work = work;
         }
 
         @Override
-        double round(String session) throws SQLException {
+        void run() throws SQLException, InterruptedException {
             try {
-                if (!session.equals(joined)) {
-                    sent = session;
-                    keeper.rows(session, row -> true, JOIN, group, session);
-                }
+                look(this::follow);
+            } finally {
+                // In a drain they end by themselves; the keeper cancels what is left when the time is over.
+                if (!keeper.isStopping()) tasks.values().forEach(Scope::cancel);
+                keeper.await(tasks::isEmpty, Core.ALWAYS);
+                if (sent != null) keeper.settle(sent, LEAVE, group, sent);
+            }
+        }
+
+        /** Makes the tasks equal to what the session owns now. */
+        private Void follow(String session) throws SQLException {
+            for (Share share : assignment(session)) {
+                if (tasks.containsKey(share.number)) continue;
+                Partition task = new Partition(keeper, group, session, share.number, share.fence);
+                if (share.state.equals("owned")) start(share.number, task, () -> run(task));
+                else if (share.state.equals("revoking")) release(task);
+            }
+            return null;
+        }
+
+        /** Asks for the assignment, joins before that if need be, and cancels the tasks that it does not list. */
+        private List<Share> assignment(String session) throws SQLException {
+            sent = session;
+            try {
+                if (!session.equals(joined)) keeper.repeat(session, row -> true, JOIN, group, session);
                 joined = session;
-                unanswered = false;
-                return assign(session);
+                List<Share> shares = keeper.repeat(session, Share.ROW, ASSIGNMENT, group, session);
+                tasks.forEach((number, task) -> {
+                    if (!shares.contains(new Share((int) number, task.fence(), "owned"))) task.cancel();
+                });
+                return shares;
             } catch (SQLException error) {
-                if (LeaseException.isOver(error)) joined = null;
-                unanswered = !session.equals(joined) && Keeper.passes(error);
+                if (LeaseException.isEnd(error.getSQLState())) joined = null; // was put out: join again
                 throw error;
             }
         }
 
-        /** Starts and cancels tasks. Returns when the next one may start that is not asked for. */
-        private double assign(String session) throws SQLException {
-            List<Share> shares = keeper.rows(
-                    session,
-                    row -> new Share(row.getInt(1), row.getLong(2), row.getString(3)),
-                    "SELECT partition, fence, state FROM eskit_lease.group_assignment(?::text, ?::uuid)",
-                    group,
-                    session);
-            double next = Core.ALWAYS, now = now();
-            for (Partition task : tasks.values()) {
-                if (!shares.contains(new Share(task.number, task.fence(), "owned"))) task.cancel();
-            }
-            for (Share share : shares) {
-                if (tasks.containsKey(share.number)) continue;
-                Partition task = new Partition(keeper, group, session, share.number, share.fence);
-                double start = rests.getOrDefault(share.number, new Rest(0, now)).until;
-                if (share.state.equals("revoking")) keeper.pool.execute(() -> release(task));
-                else if (share.state.equals("owned") && start > now) next = Math.min(next, start);
-                else if (share.state.equals("owned")) start(task);
-            }
-            return next;
-        }
-
-        private void start(Partition task) {
-            if (!keeper.begin(task)) return;
-            tasks.put(task.number, task);
-            Line.daemon("eskit-lease " + group + " " + task.number, () -> run(task))
-                    .start();
-        }
-
+        /** Runs the work of a partition until it ends. Then gives the partition back, so that it begins anew. */
         private void run(Partition task) {
             double began = now();
             boolean pauses = true;
@@ -146,38 +136,21 @@ public final class Partition extends Fenced {
             } catch (LeaseException ended) {
                 pauses = false;
             } catch (Throwable error) {
-                if (!task.isOver())
-                    keeper.log(
-                            Level.WARNING,
-                            "partition " + task.number + " of " + group + " failed: " + Keeper.storable(error));
+                String text = "partition " + task.number + " of " + group + " failed: " + LeaseException.textOf(error);
+                if (!task.isOver()) keeper.log(Level.WARNING, text);
             }
-            pauses &= !task.isOver() && now() - began < LONGEST_PAUSE;
+            Double last = rests.remove(task.number);
+            if (pauses && !task.isOver() && now() - began < LONGEST_PAUSE) {
+                double pause = last == null ? FIRST_PAUSE : Math.min(2 * last, LONGEST_PAUSE);
+                rests.put(task.number, pause);
+                keeper.rest(() -> task.isOver() || isStopping(), now() + pause);
+            }
             task.finish();
             release(task);
-            Rest last = rests.remove(task.number);
-            double pause = last == null ? FIRST_PAUSE : Math.min(2 * last.pause, LONGEST_PAUSE);
-            if (pauses) rests.put(task.number, new Rest(pause, now() + pause));
-            tasks.remove(task.number);
-            ended.incrementAndGet();
-            keeper.end(task);
         }
 
         private void release(Partition task) {
-            String sql = "SELECT eskit_lease.group_release(?::text, ?::int, ?::bigint)";
-            keeper.settle(task.session(), sql, group, task.number, task.fence());
-        }
-
-        @Override
-        void stop() throws InterruptedException {
-            // In a drain they end by themselves; the keeper cancels what is left when the time is over.
-            if (!keeper.isStopping()) tasks.values().forEach(Scope::cancel);
-            keeper.await(tasks::isEmpty, Core.ALWAYS);
-            if (sent == null) return;
-            try { // a join without an answer must not come after the leave
-                if (unanswered) keeper.repeat(sent, row -> true, JOIN, group, sent);
-            } catch (SQLException refused) { // so there is nothing to leave
-            }
-            keeper.settle(sent, LEAVE, group, sent);
+            keeper.settle(task.session(), RELEASE, group, task.number, task.fence());
         }
     }
 }

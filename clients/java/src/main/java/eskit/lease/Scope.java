@@ -8,7 +8,7 @@ import java.util.concurrent.CompletionStage;
  * What the process may do under one fence, until it ends or is cancelled: when the lease ends, or the trust in it. A
  * scope that is cancelled is never alive again.
  */
-public abstract sealed class Scope extends Keeper.Handed permits Fenced, Item, Attempt {
+public abstract sealed class Scope permits Fenced, Item, Attempt {
     final Keeper keeper;
     private final String name, session;
     private final long fence;
@@ -36,7 +36,6 @@ public abstract sealed class Scope extends Keeper.Handed permits Fenced, Item, A
     }
 
     /** {@return the uuid of the session, which is to be kept private} */
-    @Override
     public String session() {
         return session;
     }
@@ -109,29 +108,30 @@ public abstract sealed class Scope extends Keeper.Handed permits Fenced, Item, A
     }
 
     LeaseException.Lost lost(Exception cause) {
-        LeaseException.Lost lost = new LeaseException.Lost("the scope of " + name + " has ended", null);
-        if (cause != null) lost.addSuppressed(cause);
-        return lost;
+        return new LeaseException.Lost("the scope of " + name + " has ended", cause);
+    }
+
+    /** Hands the scope out; false if its session, or the trust in it, has ended meanwhile. */
+    boolean begin() {
+        return keeper.begin(this, session, this::cancel);
+    }
+
+    /** Ends the scope without a cancellation. Returns false if it has ended before. */
+    synchronized boolean finish() {
+        boolean isFirst = !over;
+        over = true;
+        return isFirst;
     }
 
     /** Never waits: callbacks run on threads of their own. */
-    @Override
     void cancel() {
         synchronized (this) {
-            if (over) return;
-            over = true;
+            if (!finish()) return;
             if (runner != null) runner.interrupt();
         }
         keeper.pool.execute(() -> {
             cancelled.complete(null);
             keeper.nudge();
         });
-    }
-
-    /** Ends the scope without a cancellation. */
-    synchronized boolean finish() {
-        boolean first = !over;
-        over = true;
-        return first;
     }
 }

@@ -45,18 +45,12 @@ class CoreTest {
         }
 
         @Override
-        public void open(boolean takeover) {
-            with("open", "takeover", takeover);
-        }
-
-        @Override
-        public void await(long timeoutMs, long revision) {
-            with("wait", "timeout_ms", timeoutMs, "revision", revision);
-        }
-
-        @Override
-        public void beat() {
-            actions.add("beat");
+        public void call(Core.Call call) {
+            switch (call.kind()) {
+                case OPEN -> with("open", "takeover", call.takeover());
+                case WAIT -> with("wait", "timeout_ms", call.timeoutMs(), "revision", call.revision());
+                case BEAT -> actions.add("beat");
+            }
         }
 
         @Override
@@ -99,7 +93,7 @@ class CoreTest {
             assertEquals(expected.toString(), recorder.actions.toString(), step.toString());
             assertEquals(step.get("state").getAsString(), core.state(at).name().toLowerCase(), step.toString());
             if (step.has("trusted_until"))
-                assertEquals(step.get("trusted_until").getAsDouble(), core.trustedUntil(), 0.001, step.toString());
+                assertEquals(step.get("trusted_until").getAsDouble(), core.trustedUntil, 0.001, step.toString());
             if (step.has("deadline")) {
                 JsonElement deadline = step.get("deadline");
                 assertEquals(
@@ -120,7 +114,6 @@ class CoreTest {
         boolean alive = flag(answer, "alive", true);
         double trustMs = answer.has("trust_ms") ? answer.get("trust_ms").getAsDouble() : 0;
         switch (kind) {
-            case "start" -> core.start();
             case "connected" -> core.connected(at);
             case "disconnected" -> core.disconnected(at);
             case "answered" -> {
@@ -132,7 +125,7 @@ class CoreTest {
             }
             case "failed" -> core.failed(at, with.get("sqlstate").getAsString());
             case "heard" -> core.heard(at, with.get("sent").getAsDouble(), alive, trustMs);
-            case "tick" -> core.tick(at);
+            case "start", "tick" -> core.tick(at);
             case "drain" -> core.drain();
             case "close" -> core.close();
             default -> throw new IllegalArgumentException(kind);

@@ -235,7 +235,7 @@ class FaultTest {
             until(() -> "the error's text could not be stored"
                     .equals(text("SELECT error FROM eskit_lease.dead_items WHERE queue = ?", name)));
         }
-        assertTrue(logged("could not be stored"));
+        until(() -> logged("could not be stored"));
     }
 
     @Test

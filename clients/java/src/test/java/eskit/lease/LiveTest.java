@@ -201,7 +201,8 @@ class LiveTest {
             assertTrue(connection.getAutoCommit());
             assertEquals(0, count("SELECT count(*) FROM eskit_lease.groups WHERE group_name = ?", name + "-group"));
             SQLException own = assertThrows(
-                    SQLException.class, () -> lead.transaction(connection, tx -> Line.run(tx, "SELECT 1 / 0")));
+                    SQLException.class,
+                    () -> lead.transaction(connection, tx -> Line.row(tx, row -> 0, "SELECT 1 / 0")));
             assertEquals("22012", own.getSQLState());
             assertFalse(own instanceof LeaseException);
         }

@@ -3,8 +3,6 @@ package eskit.lease;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertInstanceOf;
-import static org.junit.jupiter.api.Assertions.assertNotNull;
-import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -12,7 +10,6 @@ import eskit.lease.LeaseException.Lost;
 import eskit.lease.LeaseException.Refused;
 import java.sql.SQLException;
 import java.util.Properties;
-import java.util.concurrent.TimeoutException;
 import org.junit.jupiter.api.Test;
 
 /** The parts that need no server. */
@@ -48,21 +45,9 @@ class PartsTest {
         }
         SQLException own = new SQLException("", "23505");
         assertSame(own, LeaseException.of(own));
-        assertTrue(Line.isBroken(new TimeoutException()));
-        assertTrue(Line.isBroken(new SQLException("", "57P01")));
-        assertTrue(Line.isBroken(new SQLException("", "08006")));
-        assertFalse(Line.isBroken(new SQLException("", "57014")));
-    }
-
-    @Test
-    void turnsFollowOneAnother() throws InterruptedException {
-        Turns turns = new Turns();
-        Runnable first = turns.take("a", Core.ALWAYS);
-        assertNotNull(turns.take("b", Core.ALWAYS));
-        assertNull(turns.take("a", Line.now() + 10));
-        first.run();
-        Runnable second = turns.take("a", Line.now() + 10);
-        assertNotNull(second);
-        second.run();
+        assertTrue(LeaseException.isBroken(new SQLException("no answer")));
+        assertTrue(LeaseException.isBroken(new SQLException("", "57P01")));
+        assertTrue(LeaseException.isBroken(new SQLException("", "08006")));
+        assertFalse(LeaseException.isBroken(new SQLException("", "57014")));
     }
 }
