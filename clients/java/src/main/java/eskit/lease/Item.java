@@ -159,7 +159,6 @@ public final class Item extends Scope {
                     unclaim(item.session(), item.claim);
                 }
             }
-            item.finish();
         }
     }
 }

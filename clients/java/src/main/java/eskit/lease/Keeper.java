@@ -16,7 +16,6 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
-import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
@@ -39,17 +38,12 @@ final class Keeper implements Core.Actions {
     private static final Line.Row<Answer> ANSWER =
             row -> new Answer(row.getBoolean(1), row.getDouble(2), row.getLong(3), row.getString(4), row.getString(5));
 
-    /** What is done on the keeper's connection. Returns what the core is told of it. */
-    private interface Use {
-        DoubleConsumer of(Line line) throws SQLException;
-    }
-
     final double ttl; // ms
     final ExecutorService pool = Executors.newCachedThreadPool(work -> daemon("eskit-lease", work));
     final Map<String, Object> turns = new ConcurrentHashMap<>(); // the verb at work of each name
     final Set<String> used = ConcurrentHashMap.newKeySet(); // keys with fences whose end the server has refused
     final Calls calls;
-    private final Callable<Connection> connector;
+    private final Callable<Connection> source;
     private final String name, watch;
     private final Consumer<State> onState;
     private final Core core;
@@ -64,27 +58,16 @@ final class Keeper implements Core.Actions {
     private CompletableFuture<Void> ended; // null until a drain begins
     private volatile double givesUpAt = Core.ALWAYS; // no call begins or goes on after this
     private volatile String replaced; // the session that the keeper closes, to have another
-    private volatile SQLException lastError;
+    private volatile Exception lastError;
 
-    Keeper(
-            Callable<Connection> connector,
-            String name,
-            Duration ttl,
-            boolean takeover,
-            String watch,
-            Consumer<State> onState) {
-        this.connector = connector;
+    Keeper(Callable<Connection> source, String name, double ttl, boolean takeover, String watch, Consumer<State> hook) {
+        this.source = source;
         this.name = name;
-        this.ttl = ttl.toMillis();
+        this.ttl = ttl;
         this.watch = watch;
-        this.onState = onState;
-        calls = new Calls(connector, pool);
-        core = new Core(
-                this.ttl,
-                takeover,
-                watch != null,
-                () -> ThreadLocalRandom.current().nextDouble(),
-                this);
+        this.onState = hook;
+        calls = new Calls(source, pool);
+        core = new Core(ttl, takeover, watch != null, Math::random, this);
         event(core::tick);
     }
 
@@ -139,8 +122,9 @@ final class Keeper implements Core.Actions {
 
     @Override
     public void connect() {
-        line = new Line(connector, now() + ttl / 2, pool);
-        use(mine -> {
+        Line mine = new Line(source, now() + ttl / 2, pool);
+        line = mine;
+        use(() -> {
             mine.connection();
             return core::connected;
         });
@@ -154,7 +138,8 @@ final class Keeper implements Core.Actions {
 
     @Override
     public void call(Core.Call call) {
-        use(mine -> {
+        Line mine = line;
+        use(() -> {
             Answer answer = answer(mine, call, now() + ttl / 2);
             return now -> {
                 warned = null;
@@ -181,14 +166,14 @@ final class Keeper implements Core.Actions {
         return mine.rows(until, ANSWER, BEAT, call.session()).get(0);
     }
 
-    /** Tells the core what became of a use of its connection, unless it has another one by now. */
-    private void use(Use use) {
+    /** Uses the core's connection. Tells it what became of that, unless it has another one by now. */
+    private void use(Callable<DoubleConsumer> use) {
         Line mine = line;
         pool.execute(() -> {
             DoubleConsumer result;
             try {
-                result = use.of(mine);
-            } catch (SQLException error) {
+                result = use.call();
+            } catch (Exception error) {
                 result = now -> failed(now, error);
             }
             DoubleConsumer told = result;
@@ -198,15 +183,15 @@ final class Keeper implements Core.Actions {
         });
     }
 
-    private void failed(double now, SQLException error) {
+    private void failed(double now, Exception error) {
         lastError = error.getCause() instanceof SQLException cause ? cause : error; // that of the try to connect
-        if (LeaseException.isBroken(error)) {
-            warn("a lost connection");
-            disconnect();
-            core.disconnected(now);
-        } else {
-            core.failed(now, error.getSQLState());
+        if (error instanceof SQLException refused && !LeaseException.isBroken(refused)) {
+            core.failed(now, refused.getSQLState());
+            return;
         }
+        warn("a lost connection");
+        disconnect();
+        core.disconnected(now);
     }
 
     @Override
@@ -309,6 +294,11 @@ final class Keeper implements Core.Actions {
         return core.session;
     }
 
+    /** Returns the session under which new work may begin; null if there is none. */
+    synchronized String trusted() {
+        return state() == State.TRUSTED ? core.session : null;
+    }
+
     synchronized State state() {
         return core.state(now());
     }
@@ -368,9 +358,10 @@ final class Keeper implements Core.Actions {
     void open(Duration patience) throws SQLException, InterruptedException {
         boolean isOpen = false;
         try {
-            String first = await(() -> state() == State.TRUSTED, now() + patience.toMillis()) ? session() : null;
-            if (first == null && lastError != null) throw lastError;
-            if (first == null) throw new SQLException("no session within " + patience, "08001");
+            await(() -> trusted() != null, now() + patience.toMillis());
+            String first = trusted();
+            if (first == null && lastError instanceof SQLException error) throw error;
+            if (first == null) throw new SQLException("no session within " + patience, "08001", lastError);
             // Raises what the heartbeats only warn of.
             if (watch != null) repeat(first, row -> true, WATCH, first, watch);
             isOpen = true;

@@ -95,7 +95,7 @@ public final class Lead extends Fenced implements AutoCloseable {
     static Optional<Lead> acquire(Keeper keeper, String name, boolean queues, double until)
             throws SQLException, InterruptedException {
         Candidate candidate = new Candidate(keeper, name, queues);
-        boolean mayCome = queues || keeper.state() == State.TRUSTED && candidate.isNext();
+        boolean mayCome = queues || keeper.trusted() != null && !keeper.turns.containsKey(candidate.turn);
         candidate.start();
         return Optional.ofNullable(candidate.take(mayCome ? until : now()));
     }

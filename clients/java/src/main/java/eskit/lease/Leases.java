@@ -1,8 +1,7 @@
 package eskit.lease;
 
-import java.net.InetAddress;
+import java.lang.management.ManagementFactory;
 import java.net.URLDecoder;
-import java.net.UnknownHostException;
 import java.nio.charset.StandardCharsets;
 import java.sql.Connection;
 import java.sql.DriverManager;
@@ -239,20 +238,13 @@ public final class Leases implements AutoCloseable {
             if (takeover && name == null) throw new IllegalStateException("takeover needs a name");
             if (ttl.toMillis() < 100) throw new IllegalArgumentException("the TTL must be 100 ms at least");
             built = true;
-            String known = name != null ? name : defaultName();
-            Keeper keeper = new Keeper(connector, known, ttl, takeover, watch, onState);
+            String process = ManagementFactory.getRuntimeMXBean().getName(); // pid and host
+            String known = name != null
+                    ? name
+                    : process + "-" + UUID.randomUUID().toString().substring(0, 8);
+            Keeper keeper = new Keeper(connector, known, ttl.toMillis(), takeover, watch, onState);
             keeper.open(patience);
             return new Leases(keeper);
-        }
-
-        private static String defaultName() {
-            String host = "localhost";
-            try {
-                host = InetAddress.getLocalHost().getHostName();
-            } catch (UnknownHostException nameless) { // the random part tells processes apart
-            }
-            return host + "-" + ProcessHandle.current().pid() + "-"
-                    + UUID.randomUUID().toString().substring(0, 8);
         }
 
         /** Connects with limits of its own: the driver waits without end by default. */

@@ -91,7 +91,7 @@ public final class Partition extends Fenced {
             } finally {
                 // In a drain they end by themselves; the keeper cancels what is left when the time is over.
                 if (!keeper.isStopping()) tasks.values().forEach(Scope::cancel);
-                keeper.await(tasks::isEmpty, Core.ALWAYS);
+                keeper.rest(tasks::isEmpty, Core.ALWAYS);
                 if (sent != null) keeper.settle(sent, LEAVE, group, sent);
             }
         }

@@ -2,7 +2,6 @@ package eskit.lease;
 
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionStage;
 
 /**
  * What the process may do under one fence, until it ends or is cancelled: when the lease ends, or the trust in it. A
@@ -12,7 +11,7 @@ public abstract sealed class Scope permits Fenced, Item, Attempt {
     final Keeper keeper;
     private final String name, session;
     private final long fence;
-    private final CompletableFuture<Void> cancelled = new CompletableFuture<>();
+    final CompletableFuture<Void> cancelled = new CompletableFuture<>();
     private boolean over;
     private Thread runner; // to interrupt
     private long seen;
@@ -49,11 +48,6 @@ public abstract sealed class Scope permits Fenced, Item, Attempt {
     /** {@return whether the work should come to its end: the scope is cancelled, or the keeper drains} */
     public boolean isStopping() {
         return keeper.isStopping() || !isTrusted();
-    }
-
-    /** {@return a stage that completes, on a thread of the keeper, when the scope is cancelled} */
-    public CompletionStage<Void> cancelled() {
-        return cancelled.minimalCompletionStage();
     }
 
     /**

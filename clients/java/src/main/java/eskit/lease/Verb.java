@@ -50,17 +50,17 @@ abstract class Verb<T> {
         if (!scope.begin()) return false;
         tasks.put(key, scope);
         Runnable task = () -> {
-            work.run();
-            tasks.remove(key);
-            keeper.end(scope);
-            ring();
+            try {
+                work.run();
+            } finally {
+                scope.finish();
+                tasks.remove(key);
+                keeper.end(scope);
+                ring();
+            }
         };
         Keeper.daemon("eskit-lease " + turn + " " + key, task).start();
         return true;
-    }
-
-    final boolean isNext() {
-        return !keeper.turns.containsKey(turn);
     }
 
     private void live() {
@@ -141,8 +141,8 @@ abstract class Verb<T> {
             long seen = count();
             again = Core.ALWAYS;
             try {
-                String session = keeper.session();
-                R found = keeper.state() == State.TRUSTED ? look.at(session) : null;
+                String session = keeper.trusted();
+                R found = session == null ? null : look.at(session);
                 if (found != null) return found;
                 told = "";
             } catch (SQLException error) {

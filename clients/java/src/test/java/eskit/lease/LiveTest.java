@@ -340,7 +340,7 @@ class LiveTest {
         String former = leases.session().orElseThrow();
         try (Lead lead = leases.lead(name)) {
             sql(admin, "SELECT eskit_lease.session_close(?::uuid)", former);
-            lead.cancelled().toCompletableFuture().get(5, TimeUnit.SECONDS);
+            lead.cancelled.get(5, TimeUnit.SECONDS);
         }
         try (Lead lead = leases.lead(name)) {
             assertNotEquals(former, lead.session());
@@ -421,7 +421,7 @@ class LiveTest {
             String places = "SELECT count(*) FROM eskit_lease.waiters WHERE resource = ?";
             while (count(places, name) == 0) Thread.sleep(10);
             force(lead);
-            lead.cancelled().toCompletableFuture().get(5, TimeUnit.SECONDS);
+            lead.cancelled.get(5, TimeUnit.SECONDS);
             assertEquals(0, count(places, name)); // before it is closed
             next.get(5, TimeUnit.SECONDS).close();
         }
