@@ -121,7 +121,7 @@ public final class Item extends Scope {
             }
         }
 
-        /** Gives back what a claim without an answer has claimed. It may be committed late, so this looks repeatedly. */
+        /** Gives back what a claim without an answer has taken. It may commit late, so this looks repeatedly. */
         private void unclaimStrays(String session) {
             if (!session.equals(straysOf)) return; // there are none, or they have ended with their session
             boolean isLast = now() > straysUntil;
