@@ -21,15 +21,15 @@ MUTANTS = {
     ),
     "heartbeats go by the application's pool": (
         "eskit_lease/_line.py",
-        "async with connection.cursor(row_factory=dict_row) as cursor:",
-        "async with sys.modules['__main__'].POOL.connection() as pooled, pooled.cursor(row_factory=dict_row) as cursor:",
+        "async with self._turn, self._connection.cursor(row_factory=dict_row) as cursor:",
+        "async with self._turn, sys.modules['__main__'].POOL.connection() as pooled, pooled.cursor(row_factory=dict_row) as cursor:",
         "test_lead.py::test_a_busy_pool_stops_no_heartbeat",
     ),
     "news since the ask is not heard": (
-        "eskit_lease/_lead.py",
-        "await keeper.until(lambda: keeper.asks > asks or keeper.draining or self.is_left, pause)",
+        "eskit_lease/_verb.py",
+        "await keeper.until(lambda: is_over() or is_due(), self._look_at - time.monotonic())",
         # Late, so that there is news meanwhile.
-        "await keeper.until(lambda: False, 0.05); asks = keeper.asks; await keeper.until(lambda: keeper.asks > asks or keeper.draining or self.is_left, pause)",
+        "await keeper.until(lambda: False, 0.05); self._seen = min(self._seen, 0) or keeper.asks; await keeper.until(lambda: is_over() or is_due(), self._look_at - time.monotonic())",
         "test_lead.py::test_no_grant_is_missed",
     ),
     "the fence is not checked": (

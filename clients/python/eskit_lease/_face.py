@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import conninfo
 
-from ._keeper import Keeper, Settings
+from ._keeper import Keeper
 from ._line import Connect, Connection
 
 DRAIN = 10.0  # seconds
@@ -53,7 +53,7 @@ class Face:
         connect = connector(connection, ttl) if isinstance(connection, str) else connection
         name = name or f"{socket.gethostname()[:200]}-{os.getpid()}-{random.SystemRandom().getrandbits(32):08x}"
         self._signals: dict[int, Any] = {}  # that drain, and what they did before
-        self._keeper = Keeper(Settings(connect, name, ttl, takeover, patience, watch, on_state))
+        self._keeper = Keeper(connect, name, ttl, takeover, patience, watch, on_state)
 
     @property
     def name(self) -> str:

@@ -6,27 +6,22 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import psycopg
-
-from ._crew import Crew
 from ._drivers import Statement
 from ._errors import LeaseError
-from ._keeper import NO_OBJECT, Keeper, log
-from ._line import Broken
+from ._keeper import NO_OBJECT, Keeper
 from ._scope import Fenced
-from ._waiting import outcome
+from ._verb import Crew
 
-JOIN = "SELECT eskit_lease.group_join(%s::text, %s::uuid) AS generation"
-LEAVE = "SELECT eskit_lease.group_leave(%s::text, %s::uuid) AS done"
+JOIN = "SELECT eskit_lease.group_join(%s::text, %s::uuid)"
+LEAVE = "SELECT eskit_lease.group_leave(%s::text, %s::uuid)"
 ASSIGNMENT = "SELECT partition, fence, state FROM eskit_lease.group_assignment(%s::text, %s::uuid)"
-RELEASE = "SELECT eskit_lease.group_release(%s::text, %s::int, %s::bigint) AS done"
+RELEASE = "SELECT eskit_lease.group_release(%s::text, %s::int, %s::bigint)"
 POSITION = Statement("SELECT eskit_lease.cursor_position(CAST(%s AS text), CAST(%s AS int))", reads=True)
 COMMIT = Statement(
     """SELECT eskit_lease.cursor_commit(CAST(%s AS text), CAST(%s AS int), CAST(%s AS bigint), CAST(%s AS bigint),
                                         expected => CAST(%s AS bigint))"""
 )
 
-STAYS = (NO_OBJECT, "42501")  # the group is gone, or the right
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds, after work that failed or returned
 
 
@@ -41,6 +36,7 @@ class Partition(Fenced):
     def __init__(self, keeper: Keeper, group: str, partition: int, fence: int, session: str) -> None:
         super().__init__(keeper, group, fence, session)
         self.group, self.partition = group, partition
+        self._began = time.monotonic()
 
     async def position(self, tx: Any) -> int:
         """Returns the position up to which all is done, 0 at first: read on from there.
@@ -67,77 +63,55 @@ class Partition(Fenced):
 class Member(Crew[Partition]):
     """This process in a group: a task for each partition that it owns."""
 
+    FINAL = (NO_OBJECT, "42501")  # the group is gone, or the right
+
     def __init__(self, keeper: Keeper, group: str, work: Callable[[Partition], Awaitable[object]]) -> None:
-        super().__init__(keeper, "group", group)
-        self._work = work
+        super().__init__(keeper, "group", group, work)
         self._asked: str | None = None  # the session that may have joined
         self._joined: str | None = None  # the session that has
-        self._is_joining = False
         self._used: dict[int, int] = {}  # the last fence of each partition
         self._pauses: dict[int, float] = {}  # before the next try of a partition whose work failed
 
-    async def look(self, session: str) -> float | None:
-        try:
-            if self._joined != session:
-                self._asked, self._is_joining = session, True
-                await self.keeper.call(session, JOIN, self.name, session)
-            self._joined, self._is_joining = session, False
-            rows = await self.keeper.call(session, ASSIGNMENT, self.name, session, repeat=False)
-        except (psycopg.Error, Broken):
-            self._joined = None  # to join twice does no harm
-            raise
+    async def look(self, session: str) -> bool:
+        if self._joined != session:
+            self._asked = session
+            await self.keeper.call(session, JOIN, self.name, session)
+            self.is_served = True
+        self._joined = None  # unless the call says nothing else: to join twice does no harm
+        rows = await self.keeper.call(session, ASSIGNMENT, self.name, session, repeat=False)
+        self._joined = session
         owned = {row["partition"]: row["fence"] for row in rows if row["state"] == "owned"}
-        for partition in self.at_work.values():
+        for partition in tuple(self.at_work.values()):
             if owned.get(partition.partition) != partition.fence:
                 partition.cancel("the partition moves to another member")
-        pause = None
         for row in rows:
-            number, fence = row["partition"], row["fence"]
+            number, fence, is_used = row["partition"], row["fence"], self._used.get(row["partition"]) == row["fence"]
             if number in self.at_work:
                 continue
-            if row["state"] == "owned" and self._used.get(number) != fence:
-                partition = Partition(self.keeper, self.name, number, fence, session)
-                if self.begin(number, partition):
-                    self._used[number] = fence
-                    self.keeper.spawn(self._serve(partition))
-            elif row["state"] in ("owned", "revoking") and not await self.keeper.give_back(
-                session, RELEASE, self.name, number, fence
-            ):
-                pause = LONGEST_PAUSE
-        return pause
+            if row["state"] == "revoking" or is_used:  # used: its release was refused
+                if not await self.keeper.give_back(session, RELEASE, self.name, number, fence):
+                    self.look_in(LONGEST_PAUSE)
+            elif number in owned and self.keeper.may_begin(session):
+                self._used[number] = fence
+                self.begin(number, Partition(self.keeper, self.name, number, fence, session))
+        return False
 
     def wind_up(self) -> None:
-        if self.is_stopping:  # else the end of the drain cancels those that do not leave by themselves
+        if self.is_left:  # else the end of the drain cancels those that do not leave by themselves
             for partition in self.at_work.values():
                 partition.cancel("the process leaves the group")
 
-    async def leave(self) -> None:
+    async def end(self) -> None:
         if self._asked is not None and not self.keeper.draining:
             await self.keeper.give_back(self._asked, LEAVE, self.name, self._asked)
 
-    def is_final(self, error: psycopg.Error) -> bool:
-        return error.sqlstate in STAYS or (self._is_joining and super().is_final(error))
-
-    async def _serve(self, partition: Partition) -> None:
-        """Runs the work on a partition to its end, and releases the partition."""
+    async def give_back(self, partition: Partition, error: BaseException | None) -> None:
         keeper, number = self.keeper, partition.partition
-        began, pause = time.monotonic(), 0.0
-        try:
-            error = await outcome(self._work(partition))
-            partition._end()
-            if isinstance(error, LeaseError):
-                log.debug("%s: %s, partition %d: %s", keeper.name, self.name, number, error)
-            else:
-                pause = self._pause(number, began)
-                if error is not None:
-                    keeper.warn("%s, partition %d: the work failed", self.name, number, trace=error)
-            await keeper.until(lambda: partition.cancelled.is_set() or self.is_stopping or keeper.draining, pause)
-            await keeper.give_back(partition.session, RELEASE, self.name, number, partition.fence)
-        finally:
-            self.end(number)
-
-    def _pause(self, number: int, began: float) -> float:
-        """Returns how long to wait after work that failed or returned. It doubles with each time in short order."""
-        former = self._pauses.get(number, 0.0) if time.monotonic() < began + LONGEST_PAUSE else 0.0
-        self._pauses[number] = pause = min(max(2 * former, FIRST_PAUSE), LONGEST_PAUSE)
-        return pause
+        if not isinstance(error, LeaseError):
+            if error is not None:
+                keeper.warn(f"{self.name}, partition {number}: the work failed", error)
+            # The pause doubles with each time in short order.
+            former = self._pauses.get(number, 0.0) if time.monotonic() < partition._began + LONGEST_PAUSE else 0.0
+            self._pauses[number] = pause = min(max(2 * former, FIRST_PAUSE), LONGEST_PAUSE)
+            await keeper.until(lambda: partition.cancelled.is_set() or self.is_left or keeper.draining, pause)
+        await keeper.give_back(partition.session, RELEASE, self.name, number, partition.fence)

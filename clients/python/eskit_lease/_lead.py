@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import psycopg
-
-from ._errors import Closed, Lost
 from ._keeper import LONGEST_PAUSE, Keeper
+from ._line import Row
 from ._scope import Fenced
-from ._tenure import Tenure
+from ._verb import Tenure
 
-ACQUIRE = """SELECT granted, fence, trust_ms, reason
+ACQUIRE = """SELECT fence, trust_ms, reason
              FROM eskit_lease.lease_acquire(%s::text, %s::uuid, queue => %s::boolean)"""
-RELEASE = "SELECT eskit_lease.lease_release(%s::text, %s::bigint) AS done"
-RELEASE_ANY = "SELECT (eskit_lease.lease_release_many(ARRAY[%s::text], %s::uuid)).released AS done"
-CANCEL = "SELECT eskit_lease.lease_cancel(%s::text, %s::uuid) AS done"
+RELEASE = "SELECT eskit_lease.lease_release(%s::text, %s::bigint)"
+RELEASE_ANY = "SELECT eskit_lease.lease_release_many(ARRAY[%s::text], %s::uuid)"
+CANCEL = "SELECT eskit_lease.lease_cancel(%s::text, %s::uuid)"
 
 
 class Lead(Fenced):
@@ -26,65 +24,54 @@ class Leading(Tenure["Lead | None"]):
     def __init__(self, keeper: Keeper, name: str, *, waits: bool = True) -> None:
         super().__init__(keeper, "lease", name)
         self._waits = waits
+        self._lead: Lead | None = None
+        self._stray: str | None = None  # the session that may have a place in line, or the lease without a scope
 
-    def cannot(self) -> bool:
-        """Whether there is no need to ask. Raises `Closed`."""
+    def may_lead(self) -> bool:
+        """Whether it is worth to ask. Raises `Closed`."""
         self.keeper.require_open()
-        return self.keeper.is_taken(self.turn) or not self.keeper.is_trusted()
+        return not self.keeper.is_taken(self.turn) and self.keeper.is_trusted()
 
     async def serve(self) -> None:
-        keeper, session, lead = self.keeper, "", None
         try:
-            while not self.is_left:
-                asks = keeper.asks
-                session = await keeper.ready()
-                try:
-                    answer = (await keeper.call(session, ACQUIRE, self.name, session, self._waits))[0]
-                except Lost:
-                    continue
-                if answer["granted"]:
-                    lead = Lead(keeper, self.name, answer["fence"], session)
-                    if keeper.begin(lead, session):
-                        self.given.set_result(lead)
-                        await self._mind(lead, asks)
-                        return
-                elif self._waits:
-                    # Without a place in line no news tells of the next chance.
-                    pause = None if answer["reason"] == "queued" else LONGEST_PAUSE
-                    await keeper.until(lambda: keeper.asks > asks or keeper.draining or self.is_left, pause)  # noqa: B023
-                else:
-                    self.given.set_result(None)
-                    return
+            await self.follow(self._look)
+            lead = self._lead
+            if lead is not None:
+                await self.follow(lambda _: self._mind(lead), to_the_end=True)
         finally:
-            await self._give_back(session, lead)
+            keeper, stray = self.keeper, self._stray
+            if self._lead is not None:
+                self._lead._end()
+                await keeper.give_back(self._lead.session, RELEASE, self.name, self._lead.fence)
+            if stray is not None:
+                await keeper.give_back(stray, CANCEL, self.name, stray)
+                await keeper.give_back(stray, RELEASE_ANY, self.name, stray)  # also a grant that crossed the cancel
 
-    async def _mind(self, lead: Lead, asks: int) -> None:
-        """Asks for the lease again whenever the keeper says so, and cancels the scope if it is no longer held as
-        before. It asks without a place in line, which could bring the lease back when nothing wants it any more."""
-        keeper = self.keeper
-        while not self.is_left:
-            await keeper.until(lambda: self.is_left or (keeper.asks > asks and not lead.ended))  # noqa: B023
-            if self.is_left:
-                return
-            asks = keeper.asks
-            try:
-                answer = (await keeper.call(lead.session, ACQUIRE, lead.name, lead.session, False))[0]
-            except (Lost, Closed):
-                continue  # the keeper cancels the scope
-            except psycopg.Error as error:
-                keeper.warn("cannot ask for the lease %s: %s", lead.name, error)
-                await keeper.until(lambda: self.is_left, LONGEST_PAUSE)
-                asks = -1
-                continue
-            if answer["reason"] != "already_held" or answer["fence"] != lead.fence:
-                lead.cancel(f"the lease is lost: {answer['reason']}")
+    async def _look(self, session: str) -> bool:
+        self._stray = session
+        answer = await self._ask(session, queue=self._waits)
+        if answer["fence"] is None and not self._waits:
+            self._stray = None
+        if answer["fence"] is not None and not self.is_left and self.keeper.may_begin(session):
+            self._lead, self._stray = Lead(self.keeper, self.name, answer["fence"], session), None
+            self.is_served = True
+        elif self._waits:
+            if answer["reason"] != "queued":  # without a place in line no news tells of the next chance
+                self.look_in(LONGEST_PAUSE)
+            return False
+        self.given.set_result(self._lead)
+        return True
 
-    async def _give_back(self, session: str, lead: Lead | None) -> None:
-        keeper = self.keeper
-        if lead is not None:
-            lead._end()
-            if await keeper.give_back(session, RELEASE, self.name, lead.fence):
-                return
-        # Not granted so far, or lost: there may be a place in line, or the lease under another fence.
-        if session and not await keeper.give_back(session, CANCEL, self.name, session):
-            await keeper.give_back(session, RELEASE_ANY, self.name, session)
+    async def _mind(self, lead: Lead) -> bool:
+        """Cancels the scope if the lease is no longer held as before. Asks without a place in line, which could bring
+        the lease back when nothing wants it any more."""
+        if lead.ended:
+            return False
+        answer = await self._ask(lead.session, queue=False)
+        if answer["reason"] != "already_held" or answer["fence"] != lead.fence:
+            self._stray = lead.session  # it may have been granted anew, under a fence that no scope has
+            lead.cancel(f"the lease is lost: {answer['reason']}")
+        return False
+
+    async def _ask(self, session: str, *, queue: bool) -> Row:
+        return (await self.keeper.call(session, ACQUIRE, self.name, session, queue))[0]

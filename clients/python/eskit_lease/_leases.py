@@ -58,10 +58,7 @@ class Leases(Face):
         """As `lead`, but gives None if another process, or another block of this one, leads now, or there is no
         trust."""
         leading = Leading(self._keeper, name, waits=False)
-        if leading.cannot():
-            yield None
-            return
-        async with leading.held() as lead:
+        async with leading.held() if leading.may_lead() else contextlib.nullcontext() as lead:
             with interrupted_by(lead) if lead is not None else contextlib.nullcontext():
                 yield lead
 
@@ -155,4 +152,4 @@ class Leases(Face):
         """Cancels all scopes, waits for their work, and closes the session: within the TTL at most. `async with` does
         it, too. Does nothing if it was done."""
         self._forget_signals()
-        await self._keeper.close()
+        await self._keeper.drain(0)

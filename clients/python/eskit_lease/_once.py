@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ._errors import Closed, LeaseError, Lost, Refused, Unsure, meaning
+from ._errors import Lost, Refused, Unsure, meaning
 from ._keeper import Keeper
 from ._scope import Scope
-from ._tenure import Tenure
+from ._verb import Tenure
 
 BEGIN = """SELECT first, state, fence, result::text
            FROM eskit_lease.execution_begin(%s::text, %s::uuid, retry_in_doubt => %s::boolean)"""
-FINISH = "SELECT eskit_lease.execution_finish(%s::text, %s::bigint, %s::jsonb) AS done"
-FAIL = "SELECT eskit_lease.execution_fail(%s::text, %s::bigint, %s::text, retry => %s::boolean) AS done"
+FINISH = "SELECT eskit_lease.execution_finish(%s::text, %s::bigint, %s::jsonb)"
+FAIL = "SELECT eskit_lease.execution_fail(%s::text, %s::bigint, %s::text, retry => %s::boolean)"
 
 
 @dataclass(frozen=True)
@@ -48,61 +48,54 @@ class Run(Tenure["Execution | Outcome"]):
         self._retry_in_doubt = retry_in_doubt
 
     async def serve(self) -> None:
-        keeper, key = self.keeper, self.name
-        while not self.is_left:
-            session = await keeper.ready()
+        await self.follow(self._look)
+        execution = self.given.result() if self.given.done() else None
+        if isinstance(execution, Execution):
             try:
-                answer = (await keeper.call(session, BEGIN, key, session, self._retry_in_doubt))[0]
-            except Lost:
-                continue
-            if answer["fence"] is None:
-                result = None if answer["result"] is None else json.loads(answer["result"])
-                self.given.set_result(Outcome(False, answer["state"], result))
-                return
-            execution = Execution(keeper, key, answer["fence"], session)
-            if keeper.used.get(key) == execution.fence:  # a run whose end could not be stored
-                if not await self._fail(execution, RuntimeError("the end of its run could not be stored"), False):
-                    raise Refused(f"{key}: the end of its run cannot be stored", resource=key, fence=execution.fence)
-                continue
-            if self.is_left or not keeper.begin(execution, session):
-                await self._fail(execution, RuntimeError("it was not begun"), True)
-                continue
-            keeper.used[key] = execution.fence
-            self.given.set_result(execution)
-            try:
-                await keeper.until(lambda: self.is_left)
+                await self.keeper.until(lambda: self.is_left)
                 await self._finish(execution)
             finally:
                 execution._end()
-            return
+
+    async def _look(self, session: str) -> bool:
+        keeper, key = self.keeper, self.name
+        answer = (await keeper.call(session, BEGIN, key, session, self._retry_in_doubt))[0]
+        fence = answer["fence"]
+        if fence is None:
+            result = None if answer["result"] is None else json.loads(answer["result"])
+            self.given.set_result(Outcome(False, answer["state"], result))
+        elif keeper.used.get(key) == fence:  # a run whose end could not be stored
+            if not await self._fail(session, fence, RuntimeError("the end of its run could not be stored"), False):
+                raise Refused(f"{key}: the end of its run cannot be stored", resource=key, fence=fence)
+            self.look_in(0)
+        elif self.is_left or not keeper.may_begin(session):
+            await self._fail(session, fence, RuntimeError("it was not begun"), True)
+        else:
+            keeper.used[key] = fence
+            self.given.set_result(Execution(keeper, key, fence, session))
+        return self.given.done()
 
     async def _finish(self, execution: Execution) -> None:
+        session, key, fence = execution.session, execution.key, execution.fence
         if self.error is not None:
             # An interrupted function may have done anything.
             is_clear = isinstance(self.error, Exception) and not isinstance(self.error, (Lost, Unsure))
-            await self._fail(execution, self.error, is_clear or self._retry_in_doubt)
+            await self._fail(session, fence, self.error, is_clear or self._retry_in_doubt)
             return
         try:
             text = json.dumps(self.result)
             self.result = json.loads(text)
-            await self.keeper.call(execution.session, FINISH, execution.key, execution.fence, text)
-        except Closed:
-            raise
+            await self.keeper.call(session, FINISH, key, fence, text)
         except Exception as error:
-            told = meaning(error, execution.key, execution.fence, ours=False)
-            if isinstance(told, LeaseError):  # the run was over
-                self.keeper.used.pop(execution.key, None)
-            else:
-                await self._fail(execution, error, False)  # the function must not run again
-            if told is error:
-                raise
-            raise told from error
-        self.keeper.used.pop(execution.key, None)
+            await self._fail(session, fence, error, False)  # the function must not run again
+            told = meaning(error, key, fence, ours=False)
+            raise told  # noqa: B904 (it has its cause)
+        self.keeper.used.pop(key, None)
         self.is_kept = True
 
-    async def _fail(self, execution: Execution, error: BaseException, retry: bool) -> bool:
+    async def _fail(self, session: str, fence: int, error: BaseException, retry: bool) -> bool:
         """Returns whether the run is over. If the session ends meanwhile, the key is in doubt."""
-        is_over = await self.keeper.fail(execution.session, FAIL, execution.key, execution.fence, error, retry)
+        is_over = await self.keeper.fail(session, FAIL, self.name, fence, error, retry)
         if is_over:
-            self.keeper.used.pop(execution.key, None)
+            self.keeper.used.pop(self.name, None)
         return is_over

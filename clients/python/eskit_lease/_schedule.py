@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from ._crew import Trouble
+from ._errors import describe
 from ._keeper import log
 from .sync import Lead
 
@@ -25,6 +25,26 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds, before what failed is tried a
 Connections = Callable[[], contextlib.AbstractContextManager[psycopg.Connection[Any]]]
 
 
+class Trouble:
+    """Something that goes wrong again and again: it is logged once until it changes, and tried after longer pauses."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.end()
+
+    def end(self) -> None:
+        self._told, self._pause = "", FIRST_PAUSE
+
+    def pause(self, error: BaseException) -> float:
+        """Returns for how long to pause, in seconds."""
+        text = describe(error)
+        if text != self._told:
+            self._told = text
+            log.warning("%s: %s", self._what, text)
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        return pause
+
+
 class Schedule:
     """The leader of a schedule records each run before it begins, under its fence. So a fire time runs at most once in
     the fleet, whichever process was killed, stopped or cut off.
@@ -34,7 +54,7 @@ class Schedule:
 
     def __init__(self, name: str, connections: Connections) -> None:
         self.name, self._connections = name, connections
-        self.trouble = Trouble(log.warning, f"schedule {name}", FIRST_PAUSE, LONGEST_PAUSE)
+        self.trouble = Trouble(f"schedule {name}")
 
     def wait(self, error: Exception, lead: Lead | None) -> None:
         """Waits before what has failed is tried again; no longer than the lead lasts, if there is one."""

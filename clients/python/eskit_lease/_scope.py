@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,6 +34,7 @@ class Scope(Working):
         self._why: str | None = None  # why it ended
         self._interrupt: Callable[[], None] | None = None
         self._read_at = keeper.asks  # the news that `news` has told
+        keeper.scopes.add(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} fence={self.fence}{f' ended: {self._why}' if self._why else ''}>"
@@ -59,28 +61,26 @@ class Scope(Working):
         For a loop that reads until it finds nothing, then waits: returns at once if there was news since the scope
         began, or since `news` returned last.
         """
-        await self._news(None)
+        await self._news(math.inf)
 
     def cancel(self, why: str) -> None:
         """Ends the scope, whatever the work does. The keeper calls this, and `unsure`."""
-        if self._why is None:
-            self._why = why
+        self._why = self._why or why
         if not self.cancelled.is_set():
             self.cancelled.set()
             self._keeper.poke()
             if self._interrupt is not None:
                 self._interrupt()
 
-    async def _news(self, timeout: float | None) -> bool:
+    async def _news(self, timeout: float) -> bool:
         told = await self._keeper.until(lambda: self._keeper.asks > self._read_at or self.ended, timeout)
         self._read_at = self._keeper.asks
         return told
 
     def _end(self) -> None:
         """Says that the work has ended by itself."""
-        if self._why is None:
-            self._why = "it was left"
-        self._keeper.end(self)
+        self._why = self._why or "it was left"
+        self._keeper.scopes.discard(self)
 
     def _loss(self) -> Lost:
         return Lost(f"{self.name}: {self._why or 'the trust is over'}", resource=self.name, fence=self.fence)
@@ -128,7 +128,8 @@ class _Interrupt:
     def __init__(self, scope: Scope) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._scope, self._task, self._sent, self._others = scope, task, 0, 0
+        self._scope, self._task, self._sent = scope, task, 0
+        self._others = 0
         if sys.version_info >= (3, 11):
             self._others = task.cancelling()
         self._again: asyncio.TimerHandle | None = None
@@ -146,11 +147,11 @@ class _Interrupt:
         self._scope._when_cancelled(None)
         if self._again is not None:
             self._again.cancel()
-        left = 0
+        sent, self._sent, left = self._sent, 0, 0
         if sys.version_info >= (3, 11):
-            for _ in range(self._sent):
+            for _ in range(sent):
                 left = self._task.uncancel()
-        return self._sent > 0 and left <= self._others
+        return sent > 0 and left <= self._others
 
 
 @contextlib.contextmanager
@@ -165,7 +166,5 @@ def interrupted_by(scope: Scope) -> Iterator[None]:
         if interrupt.settle():
             raise scope._loss() from error
         raise
-    except BaseException:
+    finally:
         interrupt.settle()
-        raise
-    interrupt.settle()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
-from ._drivers import Statement, block, block_sync, fetch, fetch_sync
+from ._drivers import Statement, block, fetch
 from ._errors import FENCE_REFUSED, Unsure, is_answer, meaning, sqlstate_of
 
 FENCE_CHECK = Statement("SELECT eskit_lease.fence_check(CAST(%s AS text), CAST(%s AS bigint))")
@@ -23,6 +23,12 @@ class Working(abc.ABC):
     name: str
     fence: int
 
+    async def _run(self, tx: Any, statement: Statement, *params: Any) -> Any:
+        return await fetch(tx, statement, *params)
+
+    def _block(self, tx: Any) -> contextlib.AbstractAsyncContextManager[Any]:
+        return block(tx)
+
     @abc.abstractmethod
     def cancel(self, why: str) -> None:
         """Ends the scope, whatever the work does."""
@@ -37,17 +43,15 @@ class Working(abc.ABC):
         self.cancel("the end of a commit is unknown")
 
     async def _fetch(self, tx: Any, statement: Statement, *params: Any) -> Any:
-        """Runs one of this library's statements in a transaction of the work."""
+        """Runs one of this library's statements in a transaction of the work. Its own fence refused ends the scope."""
         self._require()
-        with self._telling(ours=True):
-            value = await fetch(tx, statement, *params)
-        self._require()
-        return value
-
-    def _fetch_sync(self, tx: Any, statement: Statement, *params: Any) -> Any:
-        self._require()
-        with self._telling(ours=True):
-            value = fetch_sync(tx, statement, *params)
+        try:
+            value = await self._run(tx, statement, *params)
+        except Exception as error:
+            if sqlstate_of(error) == FENCE_REFUSED:
+                self.cancel("the fence is no longer valid")
+            told = meaning(error, self.name, self.fence, ours=True)
+            raise told  # noqa: B904 (it has its cause)
         self._require()
         return value
 
@@ -55,69 +59,25 @@ class Working(abc.ABC):
     async def _transaction(self, tx: Any, first: Call | None, last: Call | None = None) -> AsyncIterator[Any]:
         """Begins, runs the statement `first`, the block and the statement `last`, and commits."""
         self._require()
-        with self._committing() as commit:
-            async with block(tx):
+        is_committing = False
+        try:
+            async with self._block(tx):
                 if first is not None:
                     await self._fetch(tx, *first)
                 yield tx
-                if last is not None:
-                    await self._fetch(tx, *last)
-                else:
-                    await fetch(tx, STILL_GOOD)
-                commit.is_next = True
-            commit.require()
-
-    @contextlib.contextmanager
-    def _transaction_sync(self, tx: Any, first: Call | None, last: Call | None = None) -> Iterator[Any]:
-        self._require()
-        with self._committing() as commit:
-            with block_sync(tx):
-                if first is not None:
-                    self._fetch_sync(tx, *first)
-                yield tx
-                if last is not None:
-                    self._fetch_sync(tx, *last)
-                else:
-                    fetch_sync(tx, STILL_GOOD)
-                commit.is_next = True
-            commit.require()
-
-    @contextlib.contextmanager
-    def _telling(self, *, ours: bool) -> Iterator[None]:
-        """Raises `Lost` or `Refused` for the driver's errors that mean so. Its own fence refused ends the scope."""
-        try:
-            yield
-        except Exception as error:
-            told = meaning(error, self.name, self.fence, ours=ours)
-            if ours and sqlstate_of(error) == FENCE_REFUSED:
-                self.cancel("the fence is no longer valid")
-            if told is error:
-                raise
-            raise told from error
-
-    @contextlib.contextmanager
-    def _committing(self) -> Iterator[_Commit]:
-        """Raises `Unsure` for an error of a commit that the server has not answered, and ends the scope."""
-        commit = _Commit()
-        try:
-            with self._telling(ours=False):
-                yield commit
+                await (self._run(tx, STILL_GOOD) if last is None else self._fetch(tx, *last))
+                is_committing = True
+            if not is_committing:  # as psycopg's block ends after a `Rollback`
+                raise RuntimeError("the transaction is rolled back, as its block was left early")
         except BaseException as error:
-            if not commit.is_next or is_answer(error):
-                raise
-            self.unsure()
+            is_unsure = is_committing and not is_answer(error)
+            if is_unsure:
+                self.unsure()
             if not isinstance(error, Exception):  # the work was cancelled meanwhile
                 raise
-            told = f"{self.name}: the end of a commit is unknown: {error}"
-            raise Unsure(told, resource=self.name, fence=self.fence, sqlstate=sqlstate_of(error)) from error
-
-
-class _Commit:
-    """Whether what comes next in a transaction is its COMMIT."""
-
-    is_next = False
-
-    def require(self) -> None:
-        """Raises if the driver's block has ended early without an error, as psycopg's does after a `Rollback`."""
-        if not self.is_next:
-            raise RuntimeError("the transaction is rolled back, as its block was left early")
+            told = meaning(error, self.name, self.fence, ours=False)
+            if is_unsure:
+                text = f"{self.name}: the end of a commit is unknown: {error}"
+                told = Unsure(text, resource=self.name, fence=self.fence, sqlstate=sqlstate_of(error))
+                told.__cause__ = error
+            raise told  # noqa: B904 (it has its cause)

@@ -10,17 +10,16 @@ from typing import Any
 
 import psycopg
 
-from ._crew import Crew, Trouble
 from ._drivers import Statement
-from ._errors import Closed, LeaseError, Lost
-from ._keeper import Keeper
-from ._line import Broken
+from ._errors import Closed, LeaseError, Lost, describe
+from ._keeper import FIRST_PAUSE, LONGEST_PAUSE, Keeper
+from ._line import Broken, Row
 from ._scope import Scope
-from ._waiting import outcome
+from ._verb import Crew
 
 CLAIM = "SELECT id, key, payload::text, attempt, fence FROM eskit_lease.item_claim(%s::text, %s::uuid, %s::int)"
-FAIL = "SELECT eskit_lease.item_fail(%s::bigint, %s::bigint, %s::text) AS done"
-UNCLAIM = "SELECT eskit_lease.item_unclaim(%s::bigint[], %s::bigint) AS done"
+FAIL = "SELECT eskit_lease.item_fail(%s::bigint, %s::bigint, %s::text)"
+UNCLAIM = "SELECT eskit_lease.item_unclaim(%s::bigint[], %s::bigint)"
 CLAIMED = "SELECT id, fence FROM eskit_lease.items WHERE queue = %s::text AND session = %s::uuid AND state = 'claimed'"
 DONE = Statement("SELECT eskit_lease.item_done(ARRAY[CAST(%s AS bigint)], CAST(%s AS bigint))")
 
@@ -38,14 +37,13 @@ class Item(Scope):
         attempt: how often the item was claimed, from 1.
     """
 
-    def __init__(self, keeper: Keeper, queue: str, session: str, row: dict[str, Any]) -> None:
+    def __init__(self, keeper: Keeper, queue: str, session: str, row: Row) -> None:
         super().__init__(keeper, queue, row["fence"], session)
         self.queue: str = queue
         self.id: int = row["id"]
         self.key: str | None = row["key"]
         self._payload: str = row["payload"]
         self.attempt: int = row["attempt"]
-        self.claim = (self.id, self.fence)
         self._is_begun = False  # the handler has been called
 
     @functools.cached_property
@@ -63,92 +61,89 @@ class Worker(Crew[Item]):
     def __init__(
         self, keeper: Keeper, queue: str, perform: Callable[[Item], Awaitable[object]], concurrency: int
     ) -> None:
-        super().__init__(keeper, "queue", queue)
+        super().__init__(keeper, "queue", queue, perform)
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
-        self._perform, self._concurrency = perform, concurrency
-        self._connections = Trouble(keeper.warn, f"no connection for an item of {queue}")
+        self._concurrency = concurrency
+        self._pause = FIRST_PAUSE  # after an item for which the application has no connection
         self._strays_until: float | None = None  # until when to look for items whose claim had no answer
 
-    def stop(self) -> None:
+    def leave(self) -> None:
         """Gives back what has not begun, and lets the rest finish. Called again, cancels the rest."""
-        self._cancel(all_of_them=self.is_stopping)
-        super().stop()
+        self._cancel(all_of_them=self.is_left)
+        super().leave()
 
     def wind_up(self) -> None:
         self._cancel(all_of_them=False)
 
-    async def leave(self) -> None:
+    async def end(self) -> None:
         session = self.keeper.session
-        if self._strays_until is not None and session is not None and not self.keeper.draining:
+        if session is not None and not self.keeper.draining:
             try:
                 await self._give_back_strays(session)
-            except (Lost, Closed):
-                pass
-            except psycopg.Error as error:
-                self.keeper.warn("%s: cannot give back what a claim without an answer took: %s", self.name, error)
+            except (Lost, Closed, psycopg.Error) as error:
+                self.keeper.warn(f"{self.name}: cannot give back what a claim without an answer took: {error}")
 
     def _cancel(self, *, all_of_them: bool) -> None:
-        for item in tuple(self.at_work.values()):
+        for item in self.at_work.values():
             if all_of_them or not item._is_begun:
                 item.cancel("the worker stops")
 
-    async def look(self, session: str) -> float | None:
+    async def look(self, session: str) -> bool:
         free = min(self._concurrency - len(self.at_work), MOST_ITEMS)
         if free == 0:
-            return None
-        if self._strays_until is not None:
-            await self._give_back_strays(session)
+            return False
+        await self._give_back_strays(session)
         try:
             rows = await self.keeper.call(session, CLAIM, self.name, session, free, repeat=False)
-        except Broken as error:
+        except Broken:
             self._strays_until = time.monotonic() + 2 * self.keeper.ttl
-            return self._trouble.pause(error)
+            raise
+        self.is_served = True
         for row in rows:
             item = Item(self.keeper, self.name, session, row)
-            if not self.begin(item.claim, item):
-                self.keeper.spawn(self.keeper.give_back(session, UNCLAIM, [item.id], item.fence))
-            else:
-                self.keeper.spawn(self._serve(item))
+            if not self.keeper.may_begin(session):
+                item.cancel("it came too late")
+            self.begin((item.id, item.fence), item)
         if len(rows) == free:
-            return 0.0
-        return None if self._strays_until is None else self.keeper.ttl / 2
+            self.look_in(0)
+        elif self._strays_until is not None:
+            self.look_in(self.keeper.ttl / 2)
+        return False
 
-    async def _serve(self, item: Item) -> None:
-        """Has an item handled, and gives it back if that fails."""
+    async def give_back(self, item: Item, error: BaseException | None) -> None:
         keeper = self.keeper
-        try:
-            error = await outcome(self._perform(item))
-            item._end()
-            if error is None:
-                self._connections.end()
-            elif item._is_begun:
-                trace = None if isinstance(error, LeaseError) else error
-                keeper.warn("%s: item %d: %r", self.name, item.id, error, trace=trace)
-                # LF001 if it is done after all: the end of its commit was unknown.
-                if not keeper.closing:  # else the end of the session gives it back
-                    await keeper.fail(item.session, FAIL, item.id, item.fence, error)
-            else:
-                if not item.cancelled.is_set():  # the application has no connection for it
-                    pause = self._connections.pause(error)
-                    await keeper.until(lambda: self.is_stopping or keeper.draining, pause)
-                await keeper.give_back(item.session, UNCLAIM, [item.id], item.fence)
-        finally:
-            item._end()
-            self.end(item.claim)
+        if item._is_begun:
+            self._pause = FIRST_PAUSE
+        if error is None:
+            return
+        if item._is_begun:
+            trace = None if isinstance(error, LeaseError) else error
+            keeper.warn(f"{self.name}: item {item.id}: {describe(error)}", trace)
+            # LF001 if it is done after all: the end of its commit was unknown.
+            await keeper.fail(item.session, FAIL, item.id, item.fence, error)
+            return
+        if not item.cancelled.is_set():  # the application has no connection for it
+            if self._pause == FIRST_PAUSE:
+                keeper.warn(f"no connection for an item of {self.name}: {describe(error)}")
+            pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+            await keeper.until(lambda: self.is_left or keeper.draining, pause)
+        await keeper.give_back(item.session, UNCLAIM, [item.id], item.fence)
 
     async def _give_back_strays(self, session: str) -> None:
         """Gives back the items that a claim without an answer has claimed. A call may be late, so this looks again and
         again."""
-        keeper, is_last = self.keeper, time.monotonic() > (self._strays_until or 0)
+        keeper = self.keeper
+        if self._strays_until is None:
+            return
+        is_last = time.monotonic() > self._strays_until
         try:
             rows = await keeper.call(session, CLAIMED, self.name, session)
         except psycopg.Error as error:
             if error.sqlstate != NO_PRIVILEGE:
                 raise
-            keeper.warn("%s: the session ends, as a claim had no answer: %s", self.name, error)
-            await keeper.give_up_session(session)
             rows, is_last = [], True
+            await keeper.replace(session, f"{self.name}: the session ends, as a claim had no answer: {error}")
         for row in rows:
             if (row["id"], row["fence"]) not in self.at_work:
                 await keeper.give_back(session, UNCLAIM, [row["id"]], row["fence"])

@@ -10,13 +10,15 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import math
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from . import _group, _lead, _once, _scope, _work
+from ._drivers import Statement, block_sync, fetch_sync
 from ._errors import Closed, LeaseError, Lost, Refused, Unsure
 from ._face import DRAIN, SIGNALS, Face
 from ._once import Outcome
@@ -82,7 +84,7 @@ class Scope(Working, Generic[S]):
     def news(self, timeout: float | None = None) -> bool:
         """As `eskit_lease.Scope.news`. Returns False after `timeout` seconds without news."""
         try:
-            return self._thread.run(self._scope._news(timeout))
+            return self._thread.run(self._scope._news(math.inf if timeout is None else timeout))
         except Closed:
             return True
 
@@ -94,6 +96,26 @@ class Scope(Working, Generic[S]):
     def _require(self) -> None:
         self._scope._require()
 
+    async def _run(self, tx: Any, statement: Statement, *params: Any) -> Any:
+        return fetch_sync(tx, statement, *params)
+
+    @contextlib.asynccontextmanager
+    async def _block(self, tx: Any) -> AsyncIterator[Any]:
+        with block_sync(tx) as begun:
+            yield begun
+
+    @contextlib.contextmanager
+    def _transaction_sync(self, tx: Any, first: Call | None, last: Call | None = None) -> Iterator[None]:
+        block = self._transaction(tx, first, last)
+        _now(block.__aenter__())
+        try:
+            yield tx
+        except BaseException as error:
+            if not _now(block.__aexit__(type(error), error, error.__traceback__)):
+                raise
+        else:
+            _now(block.__aexit__(None, None, None))
+
 
 class _Fenced(Scope[S]):
     def guard(self, tx: Any) -> None:
@@ -104,7 +126,7 @@ class _Fenced(Scope[S]):
         Raises `Lost`, `Refused`, RuntimeError for a connection in autocommit without a transaction, and other errors of
         the driver unchanged.
         """
-        self._fetch_sync(tx, *self._check())
+        _now(self._fetch(tx, *self._check()))
 
     def transaction(self, tx: Any) -> contextlib.AbstractContextManager[Any]:
         """A block that is one transaction on `tx`: begins it, guards it, and commits it at the end of the block.
@@ -137,11 +159,11 @@ class Partition(_Fenced[_group.Partition]):
 
     def position(self, tx: Any) -> int:
         """As `eskit_lease.Partition.position`."""
-        return int(self._fetch_sync(tx, _group.POSITION, *self._scope._position()))
+        return int(_now(self._fetch(tx, _group.POSITION, *self._scope._position())))
 
     def commit(self, tx: Any, position: int, expected: int) -> bool:
         """As `eskit_lease.Partition.commit`."""
-        return bool(self._fetch_sync(tx, _group.COMMIT, *self._scope._commit(position, expected)))
+        return bool(_now(self._fetch(tx, _group.COMMIT, *self._scope._commit(position, expected))))
 
 
 class Item(Scope[_work.Item]):
@@ -220,7 +242,7 @@ class Leases(Face):
         """As `lead`, but gives None if another process, or another block of this one, leads now, or there is no
         trust."""
         thread, leading = self._running(), _lead.Leading(self._keeper, name, waits=False)
-        if leading.cannot():
+        if not leading.may_lead():
             yield None
             return
         with thread.entered(leading.held()) as lead:
@@ -298,7 +320,7 @@ class Leases(Face):
             self._forget_signals()
         if self._thread is not None:
             with contextlib.suppress(Closed):
-                self._thread.run(self._keeper.close())
+                self._thread.run(self._keeper.drain(0))
             self._thread.stop()
 
     def _running(self) -> _Thread:
@@ -405,6 +427,16 @@ class _Thread:
                     raise Closed(CLOSED)
                 raise RuntimeError("the keeper's own thread must not wait for the keeper")
             return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+def _now(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine that waits for nothing, as all that it does is without asyncio."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise RuntimeError("it waits")
 
 
 def _wait(future: concurrent.futures.Future[Any], timeout: float | None = None) -> bool:

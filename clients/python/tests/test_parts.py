@@ -16,7 +16,7 @@ import pytest
 from eskit_lease import Closed, LeaseError, Leases, Lost, Refused, Unsure
 from eskit_lease._drivers import Statement, fetch, fetch_sync
 from eskit_lease._errors import is_answer, meaning, sqlstate_of
-from eskit_lease._line import Broken, Line
+from eskit_lease._line import Broken, connect
 from eskit_lease._scope import Scope, interrupted_by
 from eskit_lease.sync import Leases as SyncLeases
 from eskit_lease.sync import _Thread
@@ -155,21 +155,28 @@ async def silent() -> tuple[asyncio.Server, str]:
 
 async def test_a_connection_that_is_not_made_is_given_up() -> None:
     server, dsn = await silent()
-    line = Line(lambda: psycopg.AsyncConnection.connect(dsn))
     began = time.monotonic()
     with pytest.raises(Broken, match=r"within 0\.2 s"):
-        await line.open(0.2)
+        await connect(lambda: psycopg.AsyncConnection.connect(dsn), 0.2)
     assert time.monotonic() - began < 3
-    await line.close()
     server.close()
 
 
-async def test_a_connection_that_is_dropped_while_it_is_made() -> None:
-    server, dsn = await silent()
-    line = Line(lambda: psycopg.AsyncConnection.connect(dsn))
-    asyncio.get_running_loop().call_later(0.1, line.drop)
-    with pytest.raises(Broken):
-        await line.open(10)
+async def test_a_close_ends_a_connection_that_is_being_made() -> None:
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()  # to the end
+        ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    leases = Leases(f"host=127.0.0.1 port={server.sockets[0].getsockname()[1]} sslmode=disable", ttl=60)
+    opening = asyncio.ensure_future(leases.open())
+    await asyncio.sleep(0.2)
+    await leases.close()
+    await asyncio.wait_for(ended.wait(), 5)
+    with pytest.raises(Closed):
+        await opening
     server.close()
 
 
@@ -199,6 +206,7 @@ async def test_a_function_that_makes_no_connection() -> None:
 class FakeKeeper:
     asks = 0
     draining = False
+    scopes: set[Scope] = set()  # noqa: RUF012
 
     def poke(self) -> None:
         pass

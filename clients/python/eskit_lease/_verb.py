@@ -1,0 +1,200 @@
+"""A verb: what the keeper does for a caller. It asks again with the news of the keeper, until it has what it wants."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+import psycopg
+
+from ._errors import SERVER_STATE, Closed, Lost, describe, sqlstate_of
+from ._keeper import FIRST_PAUSE, LONGEST_PAUSE, REPEATED, Keeper
+from ._line import Broken
+from ._scope import Scope
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Scope)
+
+
+class Verb(abc.ABC):
+    """A task of the keeper's, which goes on if its caller is cancelled, until what it has taken is given back. Verbs of
+    one name follow one another."""
+
+    PASSING: tuple[str, ...] = ()  # errors after which it asks again, also before it was served
+    FINAL: tuple[str, ...] = ()  # errors that end it at any time
+
+    def __init__(self, keeper: Keeper, kind: str, name: str) -> None:
+        self.keeper, self.name, self.turn = keeper, name, (kind, name)
+        self.is_left = False  # by its caller
+        self.is_served = False  # it had what it wants once: the errors of later calls pass
+        self._seen = -1  # the news for which it has asked
+        self._look_at = math.inf  # when to look again at the latest
+
+    @abc.abstractmethod
+    async def run(self) -> None:
+        """Does it, and gives back what it took."""
+
+    async def start(self) -> asyncio.Task[None]:
+        """Begins it once no other verb is about its name. Raises `Closed`."""
+        self.keeper.require_open()
+        await self.keeper.until(lambda: self.keeper.draining or not self.keeper.is_taken(self.turn))
+        self.keeper.require_open()
+        return self.keeper.spawn(self.run(), self.turn)
+
+    def leave(self) -> None:
+        """Called each time that the caller is cancelled, and when it has what it wants no more."""
+        self.is_left = True
+        self.keeper.poke()
+
+    def look_in(self, seconds: float) -> None:
+        """Has it look again after this time at the latest, also if no news comes."""
+        self._look_at = min(self._look_at, time.monotonic() + seconds)
+        self.keeper.poke()
+
+    async def follow(self, look: Callable[[str], Awaitable[bool]], *, to_the_end: bool = False) -> bool:
+        """Looks whenever there is news and the session is trusted, until that says that it is done. Returns False if
+        the caller leaves before, or the keeper drains, unless this goes on `to_the_end`. Raises the driver's error."""
+        keeper, pause = self.keeper, FIRST_PAUSE
+
+        def is_over() -> bool:
+            return self.is_left or (keeper.draining and not to_the_end)
+
+        def is_due() -> bool:
+            return keeper.asks > self._seen or time.monotonic() >= self._look_at
+
+        while True:
+            await keeper.until(lambda: is_over() or is_due(), self._look_at - time.monotonic())
+            if is_over():
+                return False
+            self._seen, self._look_at = keeper.asks, math.inf
+            session = keeper.session
+            try:
+                if session is not None and keeper.is_trusted(session) and await look(session):
+                    return True
+                pause = FIRST_PAUSE
+            except (Lost, Closed):
+                continue  # the next session is news
+            except (psycopg.Error, Broken) as error:
+                state = sqlstate_of(error)
+                passes = self.is_served or isinstance(error, Broken) or state in self.PASSING
+                if state in self.FINAL or not passes:
+                    raise
+                if pause == FIRST_PAUSE:
+                    keeper.warn(f"asks again for {self.name}: {describe(error)}")
+                self.look_in(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+
+class Tenure(Verb, Generic[T]):
+    """Gives a caller something for a while."""
+
+    def __init__(self, keeper: Keeper, kind: str, name: str) -> None:
+        super().__init__(keeper, kind, name)
+        self.given: asyncio.Future[T]
+        self.error: BaseException | None = None  # with which the caller has left
+
+    @abc.abstractmethod
+    async def serve(self) -> None:
+        """Sets `given`, waits until `is_left`, and gives it back."""
+
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[T]:
+        """Waits for what is given, and leaves it at the end of the block."""
+        self.given = asyncio.Future()
+        running = await self.start()
+        try:
+            yield await asyncio.shield(self.given)
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self.leave()
+            if self.given.done():  # else the caller has stopped waiting
+                await asyncio.shield(running)
+
+    async def run(self) -> None:
+        try:
+            await self.serve()
+            if not self.given.done():
+                self.keeper.require_open()
+        except Exception as error:
+            if self.given.done():
+                raise
+            if not self.is_left:
+                self.given.set_exception(error)
+
+
+class Crew(Verb, Generic[S]):
+    """Runs work of the user under scopes, which begin with the news of the keeper, and end by themselves."""
+
+    PASSING = (*REPEATED, SERVER_STATE)  # 55000: no member yet, or no longer
+
+    def __init__(self, keeper: Keeper, kind: str, name: str, work: Callable[[S], Awaitable[object]]) -> None:
+        super().__init__(keeper, kind, name)
+        self.at_work: dict[Hashable, S] = {}
+        self._work = work
+
+    async def serve(self) -> None:
+        """Returns when the keeper has drained, or raises the driver's error. A caller that is cancelled waits for the
+        end all the same."""
+        running = await self.start()
+        cancel: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.wait({running})
+            except asyncio.CancelledError as error:
+                self.leave()
+                cancel = error
+        if cancel is not None:
+            raise cancel
+        await running
+
+    @abc.abstractmethod
+    async def look(self, session: str) -> bool:
+        """Has begin what may. Never says that it is done."""
+
+    @abc.abstractmethod
+    def wind_up(self) -> None:
+        """Called when nothing may begin any more: cancels what must not go on."""
+
+    @abc.abstractmethod
+    async def give_back(self, scope: S, error: BaseException | None) -> None:
+        """Called when the work under a scope has ended."""
+
+    @abc.abstractmethod
+    async def end(self) -> None:
+        """Called when all work has ended."""
+
+    async def run(self) -> None:
+        try:
+            await self.follow(self.look)
+            self.wind_up()
+            await self.keeper.until(lambda: not self.at_work)
+        finally:
+            for scope in self.at_work.values():
+                scope.cancel("the work has stopped")
+            await self.keeper.until(lambda: not self.at_work)
+            await self.end()
+
+    def begin(self, key: Hashable, scope: S) -> None:
+        self.at_work[key] = scope
+        self.keeper.spawn(self._perform(key, scope))
+
+    async def _perform(self, key: Hashable, scope: S) -> None:
+        """Runs the work in a task of its own: so a CancelledError that the work itself has raised does not look like
+        one for this task."""
+        try:
+            work = asyncio.ensure_future(self._work(scope))
+            await asyncio.wait({work})
+            cancelled = asyncio.CancelledError("a task that it waits for was cancelled")
+            error = cancelled if work.cancelled() else work.exception()
+            scope._end()
+            await self.give_back(scope, error)
+        finally:
+            del self.at_work[key]
+            self.look_in(0)
