@@ -33,7 +33,7 @@ MUTANTS = {
         "test_lead.py::test_no_grant_is_missed",
     ),
     "the fence is not checked": (
-        "eskit_lease/_transaction.py",
+        "eskit_lease/_scope.py",
         'FENCE_CHECK = Statement("SELECT eskit_lease.fence_check(CAST(%s AS text), CAST(%s AS bigint))")',
         'FENCE_CHECK = Statement("SELECT CAST(%s AS text) IS NULL AND CAST(%s AS bigint) IS NULL")',
         "test_lead.py::test_who_does_not_know_of_its_loss_writes_nothing",
@@ -51,7 +51,7 @@ MUTANTS = {
         "test_lead.py::test_an_ask_that_arrives_late_brings_nothing",
     ),
     "a fence is used after an unknown commit": (
-        "eskit_lease/_transaction.py",
+        "eskit_lease/_scope.py",
         'self.cancel("the end of a commit is unknown")',
         "pass",
         "test_lead.py::test_a_fence_is_not_used_after_an_unknown_commit",

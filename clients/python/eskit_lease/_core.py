@@ -4,8 +4,6 @@
 of a monotonic clock.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -112,7 +110,8 @@ class Core:
 
     def answered(self, now: float, answer: Answer) -> list[Action]:
         """The answer of the call that is under way."""
-        call = self._end_call()
+        call, self._call = self._call, None
+        assert call is not None
         self._attempts, self._asks = 0, False
         if call.session != self.session:
             return self.tick(now)  # of a session that is known to have ended meanwhile
@@ -135,7 +134,8 @@ class Core:
 
     def failed(self, now: float, sqlstate: str) -> list[Action]:
         """The call that is under way raised an error of the server, on a connection that is still good."""
-        call = self._end_call()
+        call, self._call = self._call, None
+        assert call is not None
         if call.session != self.session:
             return self.tick(now)
         if sqlstate in ENDED and call.kind != "open":
@@ -237,12 +237,6 @@ class Core:
         if self._handed_out:
             self._actions.append(Action("cancel"))
         self._handed_out = False
-
-    def _end_call(self) -> _Call:
-        call, self._call = self._call, None
-        if call is None:
-            raise RuntimeError("no call is under way")
-        return call
 
     def _lose_connection(self, now: float) -> None:
         """The first new try is at once. Later ones come after a pause that doubles."""

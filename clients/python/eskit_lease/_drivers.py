@@ -1,4 +1,4 @@
-"""The application's connections: psycopg, asyncpg, SQLAlchemy and Django, each by its own means.
+"""The application's connections, and their errors: psycopg, asyncpg, SQLAlchemy and Django, each by its own means.
 
 Only psycopg is imported. The others are known by the module of their classes.
 """
@@ -9,7 +9,7 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -49,6 +49,25 @@ def is_async(tx: Any) -> bool:
 def unknown(tx: Any) -> TypeError:
     known = "a connection of psycopg, asyncpg or Django, or a session or connection of SQLAlchemy"
     return TypeError(f"{known} is needed, not {type(tx).__module__}.{type(tx).__qualname__}")
+
+
+def sqlstate_of(error: BaseException | None) -> str | None:
+    """Returns the SQLSTATE of an error of psycopg, psycopg2, asyncpg, or of SQLAlchemy or Django, which wrap them."""
+    while error is not None:
+        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        if isinstance(state, str):
+            return state
+        wraps = type(error).__module__.startswith("django.db")
+        error = getattr(error, "orig", None) or (error.__cause__ if wraps else None)
+    return None
+
+
+def severity_of(error: BaseException) -> str | None:
+    """Returns the severity of an error of the server, in English, if the driver tells."""
+    error = getattr(error, "orig", None) or error
+    diag = getattr(error, "diag", None)
+    severity = getattr(diag, "severity_nonlocalized", None) or getattr(error, "severity_en", None)
+    return severity if isinstance(severity, str) else None
 
 
 def require_transaction(statement: Statement, is_in_transaction: bool) -> None:
@@ -106,6 +125,36 @@ def fetch_sync(tx: Any, statement: Statement, *params: Any) -> Any:
             cursor.execute(statement.percent, params)
             return cursor.fetchone()[0]
     raise unknown(tx)
+
+
+class Driver(Protocol):
+    """How a face runs a statement of this library, and a transaction, on a connection of the application."""
+
+    async def fetch(self, tx: Any, statement: Statement, *params: Any) -> Any: ...
+
+    def block(self, tx: Any) -> AbstractAsyncContextManager[Any]: ...
+
+
+class AsyncDriver:
+    """The application's connections with asyncio."""
+
+    async def fetch(self, tx: Any, statement: Statement, *params: Any) -> Any:
+        return await fetch(tx, statement, *params)
+
+    def block(self, tx: Any) -> AbstractAsyncContextManager[Any]:
+        return block(tx)
+
+
+class SyncDriver:
+    """The application's connections without asyncio. Nothing here waits for an event loop."""
+
+    async def fetch(self, tx: Any, statement: Statement, *params: Any) -> Any:
+        return fetch_sync(tx, statement, *params)
+
+    @contextlib.asynccontextmanager
+    async def block(self, tx: Any) -> AsyncIterator[Any]:
+        with block_sync(tx) as begun:
+            yield begun
 
 
 def block(tx: Any) -> AbstractAsyncContextManager[Any]:

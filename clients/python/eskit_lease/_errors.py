@@ -1,8 +1,8 @@
 """The errors of the library, and what an error of a driver means."""
 
-from __future__ import annotations
-
 import re
+
+from ._drivers import severity_of, sqlstate_of
 
 SESSION_ENDED = "LF003"
 SERVER_STATE = "55000"  # before 0.3.0 it also said that a session has ended
@@ -50,25 +50,6 @@ def describe(error: BaseException) -> str:
     except Exception:  # of the error's own __str__
         text = type(error).__name__
     return re.sub("[\0\ud800-\udfff]", "\ufffd", text)
-
-
-def sqlstate_of(error: BaseException | None) -> str | None:
-    """Returns the SQLSTATE of an error of psycopg, psycopg2, asyncpg, or of SQLAlchemy or Django, which wrap them."""
-    while error is not None:
-        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-        if isinstance(state, str):
-            return state
-        wraps = type(error).__module__.startswith("django.db")
-        error = getattr(error, "orig", None) or (error.__cause__ if wraps else None)
-    return None
-
-
-def severity_of(error: BaseException) -> str | None:
-    """Returns the severity of an error of the server, in English, if the driver tells."""
-    error = getattr(error, "orig", None) or error
-    diag = getattr(error, "diag", None)
-    severity = getattr(diag, "severity_nonlocalized", None) or getattr(error, "severity_en", None)
-    return severity if isinstance(severity, str) else None
 
 
 def is_answer(error: BaseException) -> bool:

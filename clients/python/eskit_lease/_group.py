@@ -1,7 +1,5 @@
 """Groups: the members share partitions, each with a fence and a cursor of its own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -43,7 +41,7 @@ class Partition(Fenced):
 
         `tx` and the errors are those of `guard`, but that it may be in no transaction.
         """
-        return int(await self._fetch(tx, POSITION, *self._position()))
+        return int(await self._fetch(tx, POSITION, self.group, self.partition))
 
     async def commit(self, tx: Any, position: int, expected: int) -> bool:
         """Moves the position forward in the transaction of `tx`, from `expected`, where the batch began. It checks the
@@ -51,13 +49,7 @@ class Partition(Fenced):
 
         Returns False if the position is already as far: apply nothing.
         """
-        return bool(await self._fetch(tx, COMMIT, *self._commit(position, expected)))
-
-    def _position(self) -> tuple[str, int]:
-        return self.group, self.partition
-
-    def _commit(self, position: int, expected: int) -> tuple[str, int, int, int, int]:
-        return self.group, self.partition, position, self.fence, expected
+        return bool(await self._fetch(tx, COMMIT, self.group, self.partition, position, self.fence, expected))
 
 
 class Member(Crew[Partition]):
@@ -72,7 +64,18 @@ class Member(Crew[Partition]):
         self._used: dict[int, int] = {}  # the last fence of each partition
         self._pauses: dict[int, float] = {}  # before the next try of a partition whose work failed
 
-    async def look(self, session: str) -> bool:
+    async def run(self) -> None:
+        try:
+            await self.follow(self._look)
+        finally:
+            if self.is_left or not self.keeper.draining:  # else its end cancels those that do not leave by themselves
+                for partition in self.at_work.values():
+                    partition.cancel("the process leaves the group")
+            await self.keeper.until(lambda: not self.at_work)
+            if self._asked is not None and not self.keeper.draining:
+                await self.keeper.give_back(self._asked, LEAVE, self.name, self._asked)
+
+    async def _look(self, session: str) -> bool:
         if self._joined != session:
             self._asked = session
             await self.keeper.call(session, JOIN, self.name, session)
@@ -95,15 +98,6 @@ class Member(Crew[Partition]):
                 self._used[number] = fence
                 self.begin(number, Partition(self.keeper, self.name, number, fence, session))
         return False
-
-    def wind_up(self) -> None:
-        if self.is_left:  # else the end of the drain cancels those that do not leave by themselves
-            for partition in self.at_work.values():
-                partition.cancel("the process leaves the group")
-
-    async def end(self) -> None:
-        if self._asked is not None and not self.keeper.draining:
-            await self.keeper.give_back(self._asked, LEAVE, self.name, self._asked)
 
     async def give_back(self, partition: Partition, error: BaseException | None) -> None:
         keeper, number = self.keeper, partition.partition

@@ -3,20 +3,19 @@
 The core decides; this does what it says.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 
 from ._core import Action, Answer, Core
-from ._errors import FENCE_REFUSED, SESSION_ENDED, Closed, Lost, describe, sqlstate_of
+from ._drivers import Driver, sqlstate_of
+from ._errors import FENCE_REFUSED, SESSION_ENDED, Closed, Lost, describe
 from ._line import Broken, Connect, Errands, Line, Row, connect
 from ._waiting import Waiting
 
@@ -41,12 +40,6 @@ FAREWELL = 0.2  # seconds for the wait to end by itself once the session is clos
 log = logging.getLogger("eskit_lease")
 
 
-class Held(Protocol):
-    """What the keeper cancels when the trust is over."""
-
-    def cancel(self, why: str) -> None: ...
-
-
 def monotonic_ms() -> float:
     return time.monotonic() * 1000
 
@@ -60,16 +53,18 @@ class Keeper(Waiting):
     patience: float
     watch: str | None
     on_state: Callable[[str], None] | None
+    driver: Driver  # of the application's connections
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.scopes: set[Held] = set()
+        self.in_loop: Callable[[Callable[[], None]], object] = lambda function: function()  # has it called there
+        self.cancels: set[Callable[[str], None]] = set()  # of all scopes, for when the trust is over
         self.used: dict[str, int] = {}  # the fences of run-once keys whose run has begun, until its end is stored
         self._core = Core(round(self.ttl * 1000), self.takeover, self.watch is not None)
         self._errands = Errands(self.make)
         self._line: Line | None = None
         self._former: Line | None = None
-        self._calls: set[asyncio.Task[None]] = set()  # of the line
+        self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._told = "starting"  # the state that was told last
         self._trouble: BaseException | None = None  # the error of the last try
@@ -203,7 +198,7 @@ class Keeper(Waiting):
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             if action.kind == "connect":
-                self._start(self._connect())
+                self._connecting = self.spawn(self._connect())
             elif action.kind == "disconnect":
                 self._drop()
             elif action.kind == "cancel":
@@ -214,7 +209,7 @@ class Keeper(Waiting):
                 taken = "another process has ended the session: is its name unique?"
                 self._warn_once(taken if action.why == "taken" else f"the server refuses: {self._trouble}")
             elif self._line is not None:
-                self._start(self._call(self._line, *self._statement(action)))
+                self.spawn(self._call(self._line, *self._statement(action)))
         if self._timer is not None:
             self._timer.cancel()
         pause = self._core.deadline() / 1000 - time.monotonic()
@@ -226,8 +221,8 @@ class Keeper(Waiting):
         self._perform(self._core.tick(monotonic_ms()))
 
     def _cancel(self, why: str) -> None:
-        for scope in tuple(self.scopes):
-            scope.cancel(why)
+        for cancel in tuple(self.cancels):
+            cancel(why)
 
     def _statement(self, action: Action) -> tuple[str, tuple[Any, ...]]:
         session = self._core.session
@@ -236,11 +231,6 @@ class Keeper(Waiting):
         if action.kind == "wait":
             return WAIT, (session, action.revision, f"{action.timeout_ms} ms")
         return (BEAT, (session,)) if self.watch is None else (WATCH, (session, self.watch))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
 
     async def _connect(self) -> None:
         if self._former is not None:
@@ -299,10 +289,7 @@ class Keeper(Waiting):
         log.log(level, "%s: is %s, was %s", self.name, state, former)
         self.poke()
         if self.on_state is not None:
-            try:
-                self.on_state(state)
-            except Exception:
-                log.exception("%s: on_state failed", self.name)
+            asyncio.get_running_loop().call_soon(self.on_state, state)  # an error of which is not the keeper's
 
     # ---- open, drain and close ----
 
@@ -342,10 +329,10 @@ class Keeper(Waiting):
         if session is not None:
             self.spawn(self.give_back(session, DRAIN, session))
         self.ask()
-        await self.until(lambda: self._is_hurried or not self._tasks)
+        await self.until(lambda: self._is_hurried or not self.turns)
         self._calls_until = time.monotonic() + self.ttl / 2
         self._cancel("the keeper is closed")
-        await self.until(lambda: not self._tasks, self.ttl / 2)
+        await self.until(lambda: not self.turns, self.ttl / 2)
         self._calls_until = time.monotonic() + 0.4 * self.ttl
         if self._core.session is not None:
             await self.give_back(self._core.session, CLOSE, self._core.session)
@@ -355,5 +342,6 @@ class Keeper(Waiting):
         await self._errands.close()
         if self._former is not None:
             await self._former.close()
-        for task in self._calls:  # a connection that is being made
-            task.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None  # nor is anything left that refers to the connection

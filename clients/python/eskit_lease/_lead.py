@@ -1,7 +1,5 @@
 """Leading: one process at a time holds a name."""
 
-from __future__ import annotations
-
 from ._keeper import LONGEST_PAUSE, Keeper
 from ._line import Row
 from ._scope import Fenced
@@ -30,9 +28,9 @@ class Leading(Tenure["Lead | None"]):
     def may_lead(self) -> bool:
         """Whether it is worth to ask. Raises `Closed`."""
         self.keeper.require_open()
-        return not self.keeper.is_taken(self.turn) and self.keeper.is_trusted()
+        return self.turn not in self.keeper.turns and self.keeper.is_trusted()
 
-    async def serve(self) -> None:
+    async def run(self) -> None:
         try:
             await self.follow(self._look)
             lead = self._lead
@@ -54,12 +52,11 @@ class Leading(Tenure["Lead | None"]):
             self._stray = None
         if answer["fence"] is not None and not self.is_left and self.keeper.may_begin(session):
             self._lead, self._stray = Lead(self.keeper, self.name, answer["fence"], session), None
-            self.is_served = True
         elif self._waits:
             if answer["reason"] != "queued":  # without a place in line no news tells of the next chance
                 self.look_in(LONGEST_PAUSE)
             return False
-        self.given.set_result(self._lead)
+        self.give(self._lead)
         return True
 
     async def _mind(self, lead: Lead) -> bool:

@@ -1,9 +1,8 @@
 """The keeper's own connections. Each call on them can be given up, whatever the network does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
+import math
 import selectors
 import socket
 import struct
@@ -35,14 +34,14 @@ class Line:
         self._connection = connection
         self._turn = asyncio.Lock()
 
-    async def call(self, sql: str, params: tuple[Any, ...], limit: float | None = None) -> list[Row]:
+    async def call(self, sql: str, params: tuple[Any, ...], limit: float = math.inf) -> list[Row]:
         """Runs a statement and returns its rows.
 
         Raises the driver's error if the server has answered with one. Raises `Broken` if the connection is lost, or
         after `limit` seconds; the line is of no use then.
         """
         # The task is not cancelled, as psycopg would ask the server then, and wait.
-        timer = None if limit is None else asyncio.get_running_loop().call_later(limit, self.drop)
+        timer = asyncio.get_running_loop().call_later(limit, self.drop)
         try:
             async with self._turn, self._connection.cursor(row_factory=dict_row) as cursor:
                 await cursor.execute(sql, params)
@@ -55,8 +54,7 @@ class Line:
                 raise Broken(str(error)) from error
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     def has_ended(self) -> bool:
         """Whether an idle connection can be read from: the server has closed it, or says why it is about to."""

@@ -1,7 +1,5 @@
 """Run-once keys: a function is called once for a key, whoever asks."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +17,18 @@ FAIL = "SELECT eskit_lease.execution_fail(%s::text, %s::bigint, %s::text, retry 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a key."""
+    """What became of a key.
+
+    Attributes:
+        first: whether this call has run the function.
+        state: done; or, if another call has run it or runs it: running, failed (until an administrator resolves the
+            key) or in_doubt (the process that ran it has ended, and it is not known how far it came).
+        result: what the function has returned, as JSON has it, if the state is done.
+    """
 
     first: bool
-    """Whether this call has run the function."""
     state: str
-    """done; or, if another call has run it or runs it: running, failed (until an administrator resolves the key) or
-    in_doubt (the process that ran it has ended, and it is not known how far it came)."""
     result: Any = None
-    """What the function has returned, as JSON has it, if the state is done."""
 
 
 class Execution(Scope):
@@ -47,15 +48,14 @@ class Run(Tenure["Execution | Outcome"]):
         self.is_kept = False  # the result is in the database
         self._retry_in_doubt = retry_in_doubt
 
-    async def serve(self) -> None:
+    async def run(self) -> None:
         await self.follow(self._look)
-        execution = self.given.result() if self.given.done() else None
-        if isinstance(execution, Execution):
+        if self.is_served and isinstance(self.given, Execution):
             try:
                 await self.keeper.until(lambda: self.is_left)
-                await self._finish(execution)
+                await self._finish(self.given)
             finally:
-                execution._end()
+                self.given._end()
 
     async def _look(self, session: str) -> bool:
         keeper, key = self.keeper, self.name
@@ -63,7 +63,7 @@ class Run(Tenure["Execution | Outcome"]):
         fence = answer["fence"]
         if fence is None:
             result = None if answer["result"] is None else json.loads(answer["result"])
-            self.given.set_result(Outcome(False, answer["state"], result))
+            self.give(Outcome(False, answer["state"], result))
         elif keeper.used.get(key) == fence:  # a run whose end could not be stored
             if not await self._fail(session, fence, RuntimeError("the end of its run could not be stored"), False):
                 raise Refused(f"{key}: the end of its run cannot be stored", resource=key, fence=fence)
@@ -72,8 +72,8 @@ class Run(Tenure["Execution | Outcome"]):
             await self._fail(session, fence, RuntimeError("it was not begun"), True)
         else:
             keeper.used[key] = fence
-            self.given.set_result(Execution(keeper, key, fence, session))
-        return self.given.done()
+            self.give(Execution(keeper, key, fence, session))
+        return self.is_served
 
     async def _finish(self, execution: Execution) -> None:
         session, key, fence = execution.session, execution.key, execution.fence

@@ -1,23 +1,26 @@
-"""A scope: what a verb hands out. It ends once, and is never alive again."""
-
-from __future__ import annotations
+"""A scope: what a verb hands out, and the transactions of the work under it. It ends once, and is never alive again."""
 
 import asyncio
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
 from typing import Any
 
-from ._errors import Lost
+from ._drivers import Statement, sqlstate_of
+from ._errors import FENCE_REFUSED, Lost, Unsure, is_answer, meaning
 from ._keeper import Keeper
-from ._transaction import FENCE_CHECK, Call, Working
+
+FENCE_CHECK = Statement("SELECT eskit_lease.fence_check(CAST(%s AS text), CAST(%s AS bigint))")
+# Fails if the transaction has. Drivers do not tell that a COMMIT was answered by ROLLBACK.
+STILL_GOOD = Statement("SELECT 1")
 
 # Before 3.12 `asyncio.wait_for` may swallow a cancel that comes as its own work ends.
 CANCEL_AGAIN = 1.0 if sys.version_info < (3, 12) else None  # seconds
 
 
-class Scope(Working):
+class Scope:
     """Something that this process owns under a fence, for as long as it is trusted.
 
     Attributes:
@@ -34,7 +37,7 @@ class Scope(Working):
         self._why: str | None = None  # why it ended
         self._interrupt: Callable[[], None] | None = None
         self._read_at = keeper.asks  # the news that `news` has told
-        keeper.scopes.add(self)
+        keeper.cancels.add(self.cancel)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} fence={self.fence}{f' ended: {self._why}' if self._why else ''}>"
@@ -42,7 +45,7 @@ class Scope(Working):
     @property
     def trusted(self) -> bool:
         """Whether work may begin under this scope: it has not ended, and the last answer may still be believed."""
-        return self._why is None and self._keeper.is_trusted(self.session)
+        return not self.ended and self._keeper.is_trusted(self.session)
 
     @property
     def ended(self) -> bool:
@@ -63,24 +66,32 @@ class Scope(Working):
         """
         await self._news(math.inf)
 
+    async def _news(self, timeout: float) -> bool:
+        told = await self._keeper.until(lambda: self._keeper.asks > self._read_at or self.ended, timeout)
+        self._read_at = self._keeper.asks
+        return told
+
     def cancel(self, why: str) -> None:
         """Ends the scope, whatever the work does. The keeper calls this, and `unsure`."""
-        self._why = self._why or why
+        self._why = self._why or why  # at once, for the next guard
+        self._keeper.in_loop(self._tell)
+
+    def unsure(self) -> None:
+        """Says that the end of a commit under this scope is unknown. The scope ends, so that the next one begins under
+        a new fence. `transaction` does this by itself. Leave the scope then."""
+        self.cancel("the end of a commit is unknown")
+
+    def _tell(self) -> None:
         if not self.cancelled.is_set():
             self.cancelled.set()
             self._keeper.poke()
             if self._interrupt is not None:
                 self._interrupt()
 
-    async def _news(self, timeout: float) -> bool:
-        told = await self._keeper.until(lambda: self._keeper.asks > self._read_at or self.ended, timeout)
-        self._read_at = self._keeper.asks
-        return told
-
     def _end(self) -> None:
         """Says that the work has ended by itself."""
         self._why = self._why or "it was left"
-        self._keeper.scopes.discard(self)
+        self._keeper.cancels.discard(self.cancel)
 
     def _loss(self) -> Lost:
         return Lost(f"{self.name}: {self._why or 'the trust is over'}", resource=self.name, fence=self.fence)
@@ -89,11 +100,45 @@ class Scope(Working):
         if not self.trusted:
             raise self._loss()
 
-    def _when_cancelled(self, interrupt: Callable[[], None] | None) -> None:
-        """Has a function called when the scope is cancelled; at once, if it was."""
-        self._interrupt = interrupt
-        if interrupt is not None and self.cancelled.is_set():
-            interrupt()
+    async def _fetch(self, tx: Any, statement: Statement, *params: Any) -> Any:
+        """Runs one of this library's statements in a transaction of the work. Its own fence refused ends the scope."""
+        self._require()
+        try:
+            value = await self._keeper.driver.fetch(tx, statement, *params)
+        except Exception as error:
+            if sqlstate_of(error) == FENCE_REFUSED:
+                self.cancel("the fence is no longer valid")
+            told = meaning(error, self.name, self.fence, ours=True)
+            raise told  # noqa: B904 (it has its cause)
+        self._require()
+        return value
+
+    @contextlib.asynccontextmanager
+    async def _transaction(self, tx: Any, *, first: Any = None, last: Any = None) -> AsyncIterator[Any]:
+        """Begins, runs the statement `first`, the block and the statement `last`, each with its parameters, and
+        commits."""
+        self._require()
+        driver, is_committing = self._keeper.driver, False
+        try:
+            async with driver.block(tx):
+                if first is not None:
+                    await self._fetch(tx, *first)
+                yield tx
+                await (driver.fetch(tx, STILL_GOOD) if last is None else self._fetch(tx, *last))
+                is_committing = True
+            if not is_committing:  # as psycopg's block ends after a `Rollback`
+                raise RuntimeError("the transaction is rolled back, as its block was left early")
+        except BaseException as error:
+            is_unsure = is_committing and not is_answer(error)
+            if is_unsure:
+                self.unsure()
+            if not isinstance(error, Exception):  # the work was cancelled meanwhile
+                raise
+            if is_unsure:
+                text = f"{self.name}: the end of a commit is unknown: {error}"
+                raise Unsure(text, resource=self.name, fence=self.fence, sqlstate=sqlstate_of(error)) from error
+            told = meaning(error, self.name, self.fence, ours=False)
+            raise told  # noqa: B904 (it has its cause)
 
 
 class Fenced(Scope):
@@ -107,7 +152,7 @@ class Fenced(Scope):
         Raises `Lost`, `Refused`, RuntimeError for a connection in autocommit without a transaction, and other errors of
         the driver unchanged.
         """
-        await self._fetch(tx, *self._check())
+        await self._fetch(tx, FENCE_CHECK, self.name, self.fence)
 
     def transaction(self, tx: Any) -> contextlib.AbstractAsyncContextManager[Any]:
         """A block that is one transaction on `tx`: begins it, guards it, and commits it at the end of the block.
@@ -116,55 +161,40 @@ class Fenced(Scope):
         mean so, `Unsure` if the connection breaks before COMMIT is answered, and RuntimeError if `tx` is in a
         transaction.
         """
-        return self._transaction(tx, self._check())
-
-    def _check(self) -> Call:
-        return FENCE_CHECK, self.name, self.fence
+        return self._transaction(tx, first=(FENCE_CHECK, self.name, self.fence))
 
 
-class _Interrupt:
-    """Cancels the current task when a scope is cancelled, and knows its own cancels, as `asyncio.timeout` does."""
+class interrupted_by:
+    """A block whose task is cancelled when a scope is. It raises `Lost` then. It knows its own cancels, as
+    `asyncio.timeout` does."""
 
     def __init__(self, scope: Scope) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._scope, self._task, self._sent = scope, task, 0
-        self._others = 0
-        if sys.version_info >= (3, 11):
-            self._others = task.cancelling()
+        self._scope, self._task, self._sent, self._others = scope, task, 0, 0
         self._again: asyncio.TimerHandle | None = None
-        scope._when_cancelled(self.send)
 
-    def send(self) -> None:
+    def __enter__(self) -> None:
+        if self._scope.cancelled.is_set():
+            raise self._scope._loss()
+        if sys.version_info >= (3, 11):
+            self._others = self._task.cancelling()
+        self._scope._interrupt = self._send
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._scope._interrupt = None
+        if self._again is not None:
+            self._again.cancel()
+        left = 0
+        if sys.version_info >= (3, 11):
+            for _sent in range(self._sent):
+                left = self._task.uncancel()
+        if isinstance(error, asyncio.CancelledError) and self._sent > 0 and left <= self._others:
+            raise self._scope._loss() from error
+
+    def _send(self) -> None:
         if self._task is not asyncio.current_task():  # else the work itself said `unsure`, and leaves
             self._sent += 1
             self._task.cancel()
         if CANCEL_AGAIN is not None:
-            self._again = asyncio.get_running_loop().call_later(CANCEL_AGAIN, self.send)
-
-    def settle(self) -> bool:
-        """Ends this. Returns whether a CancelledError of the task is its own."""
-        self._scope._when_cancelled(None)
-        if self._again is not None:
-            self._again.cancel()
-        sent, self._sent, left = self._sent, 0, 0
-        if sys.version_info >= (3, 11):
-            for _ in range(sent):
-                left = self._task.uncancel()
-        return sent > 0 and left <= self._others
-
-
-@contextlib.contextmanager
-def interrupted_by(scope: Scope) -> Iterator[None]:
-    """A block whose task is cancelled when the scope is. It raises `Lost` then."""
-    if scope.cancelled.is_set():
-        raise scope._loss()
-    interrupt = _Interrupt(scope)
-    try:
-        yield
-    except asyncio.CancelledError as error:
-        if interrupt.settle():
-            raise scope._loss() from error
-        raise
-    finally:
-        interrupt.settle()
+            self._again = asyncio.get_running_loop().call_later(CANCEL_AGAIN, self._send)

@@ -1,7 +1,5 @@
 """A verb: what the keeper does for a caller. It asks again with the news of the keeper, until it has what it wants."""
 
-from __future__ import annotations
-
 import abc
 import asyncio
 import contextlib
@@ -12,7 +10,8 @@ from typing import Generic, TypeVar
 
 import psycopg
 
-from ._errors import SERVER_STATE, Closed, Lost, describe, sqlstate_of
+from ._drivers import sqlstate_of
+from ._errors import SERVER_STATE, Closed, Lost, describe
 from ._keeper import FIRST_PAUSE, LONGEST_PAUSE, REPEATED, Keeper
 from ._line import Broken
 from ._scope import Scope
@@ -42,7 +41,7 @@ class Verb(abc.ABC):
     async def start(self) -> asyncio.Task[None]:
         """Begins it once no other verb is about its name. Raises `Closed`."""
         self.keeper.require_open()
-        await self.keeper.until(lambda: self.keeper.draining or not self.keeper.is_taken(self.turn))
+        await self.keeper.until(lambda: self.keeper.draining or self.turn not in self.keeper.turns)
         self.keeper.require_open()
         return self.keeper.spawn(self.run(), self.turn)
 
@@ -93,40 +92,30 @@ class Verb(abc.ABC):
 class Tenure(Verb, Generic[T]):
     """Gives a caller something for a while."""
 
-    def __init__(self, keeper: Keeper, kind: str, name: str) -> None:
-        super().__init__(keeper, kind, name)
-        self.given: asyncio.Future[T]
-        self.error: BaseException | None = None  # with which the caller has left
-
-    @abc.abstractmethod
-    async def serve(self) -> None:
-        """Sets `given`, waits until `is_left`, and gives it back."""
+    given: T
+    error: BaseException | None = None  # with which the caller has left
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[T]:
         """Waits for what is given, and leaves it at the end of the block."""
-        self.given = asyncio.Future()
         running = await self.start()
         try:
-            yield await asyncio.shield(self.given)
+            await self.keeper.until(lambda: self.is_served or running.done())
+            if not self.is_served:
+                await running
+                self.keeper.require_open()
+            yield self.given
         except BaseException as error:
             self.error = error
             raise
         finally:
             self.leave()
-            if self.given.done():  # else the caller has stopped waiting
+            if self.is_served:  # else the caller has stopped waiting
                 await asyncio.shield(running)
 
-    async def run(self) -> None:
-        try:
-            await self.serve()
-            if not self.given.done():
-                self.keeper.require_open()
-        except Exception as error:
-            if self.given.done():
-                raise
-            if not self.is_left:
-                self.given.set_exception(error)
+    def give(self, given: T) -> None:
+        self.given, self.is_served = given, True
+        self.keeper.poke()
 
 
 class Crew(Verb, Generic[S]):
@@ -155,31 +144,8 @@ class Crew(Verb, Generic[S]):
         await running
 
     @abc.abstractmethod
-    async def look(self, session: str) -> bool:
-        """Has begin what may. Never says that it is done."""
-
-    @abc.abstractmethod
-    def wind_up(self) -> None:
-        """Called when nothing may begin any more: cancels what must not go on."""
-
-    @abc.abstractmethod
     async def give_back(self, scope: S, error: BaseException | None) -> None:
         """Called when the work under a scope has ended."""
-
-    @abc.abstractmethod
-    async def end(self) -> None:
-        """Called when all work has ended."""
-
-    async def run(self) -> None:
-        try:
-            await self.follow(self.look)
-            self.wind_up()
-            await self.keeper.until(lambda: not self.at_work)
-        finally:
-            for scope in self.at_work.values():
-                scope.cancel("the work has stopped")
-            await self.keeper.until(lambda: not self.at_work)
-            await self.end()
 
     def begin(self, key: Hashable, scope: S) -> None:
         self.at_work[key] = scope

@@ -1,7 +1,5 @@
 """How the verbs wait: for news, for their turn, and for the tasks that go on without their caller."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -18,7 +16,7 @@ class Waiting:
     def __init__(self) -> None:
         self.asks = 0  # grows whenever all scopes must ask: note it before a call, wait for a greater one after it
         self._change: asyncio.Future[None] | None = None  # what is waited for; replaced by each change
-        self._turns: set[Hashable] = set()
+        self.turns: set[Hashable] = set()  # the names that a task is about
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def until(self, condition: Callable[[], bool], timeout: float = math.inf) -> bool:
@@ -43,19 +41,17 @@ class Waiting:
         self.asks += 1
         self.poke()
 
-    def is_taken(self, turn: Hashable) -> bool:
-        return turn in self._turns
-
     def spawn(self, work: Coroutine[Any, Any, T], turn: Hashable = None) -> asyncio.Task[T]:
-        """Starts a task that goes on if its caller is cancelled, and that a drain waits for. Until it ends it has its
-        turn with a name."""
+        """Starts a task that goes on if its caller is cancelled. If it has its turn with a name until it ends, a drain
+        waits for it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        self._turns.add(turn)
+        if turn is not None:
+            self.turns.add(turn)
 
         def end(_: asyncio.Task[T]) -> None:
             self._tasks.discard(task)
-            self._turns.discard(turn)
+            self.turns.discard(turn)
             if not task.cancelled():
                 task.exception()  # looked at, as its caller may be gone
             self.poke()

@@ -1,11 +1,10 @@
 """Work items: a transaction for each, which also finishes the item."""
 
-from __future__ import annotations
-
+import contextlib
 import functools
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import psycopg
@@ -51,8 +50,12 @@ class Item(Scope):
         """The item's payload, as `json.loads` gives it. What that refuses is an error of the handler."""
         return json.loads(self._payload)
 
-    def _done(self) -> tuple[Statement, int, int]:
-        return DONE, self.id, self.fence
+    @contextlib.asynccontextmanager
+    async def _handled(self, tx: Any) -> AsyncIterator[None]:
+        """A block that is the item's transaction, which also finishes it."""
+        async with self._transaction(tx, last=(DONE, self.id, self.fence)):
+            self._is_begun = True
+            yield
 
 
 class Worker(Crew[Item]):
@@ -73,23 +76,25 @@ class Worker(Crew[Item]):
         self._cancel(all_of_them=self.is_left)
         super().leave()
 
-    def wind_up(self) -> None:
-        self._cancel(all_of_them=False)
-
-    async def end(self) -> None:
-        session = self.keeper.session
-        if session is not None and not self.keeper.draining:
-            try:
-                await self._give_back_strays(session)
-            except (Lost, Closed, psycopg.Error) as error:
-                self.keeper.warn(f"{self.name}: cannot give back what a claim without an answer took: {error}")
+    async def run(self) -> None:
+        try:
+            await self.follow(self._look)
+        finally:
+            self._cancel(all_of_them=False)
+            await self.keeper.until(lambda: not self.at_work)
+            session = self.keeper.session
+            if session is not None and not self.keeper.draining:
+                try:
+                    await self._give_back_strays(session)
+                except (Lost, Closed, psycopg.Error) as error:
+                    self.keeper.warn(f"{self.name}: cannot give back what a claim without an answer took: {error}")
 
     def _cancel(self, *, all_of_them: bool) -> None:
         for item in self.at_work.values():
             if all_of_them or not item._is_begun:
                 item.cancel("the worker stops")
 
-    async def look(self, session: str) -> bool:
+    async def _look(self, session: str) -> bool:
         free = min(self._concurrency - len(self.at_work), MOST_ITEMS)
         if free == 0:
             return False

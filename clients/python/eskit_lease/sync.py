@@ -13,16 +13,14 @@ import contextvars
 import math
 import signal
 import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from . import _group, _lead, _once, _scope, _work
-from ._drivers import Statement, block_sync, fetch_sync
+from ._drivers import SyncDriver
 from ._errors import Closed, LeaseError, Lost, Refused, Unsure
-from ._face import DRAIN, SIGNALS, Face
+from ._leases import DRAIN, SIGNALS, Face
 from ._once import Outcome
-from ._transaction import FENCE_CHECK, Call, Working
 
 __all__ = [
     "Closed",
@@ -44,9 +42,10 @@ MOMENT = 1.0  # seconds
 
 T = TypeVar("T")
 S = TypeVar("S", bound=_scope.Scope)
+F = TypeVar("F", bound=_scope.Fenced)
 
 
-class Scope(Working, Generic[S]):
+class Scope(Generic[S]):
     """Something that this process owns under a fence, for as long as it is trusted.
 
     Attributes:
@@ -61,7 +60,9 @@ class Scope(Working, Generic[S]):
         self.name, self.fence, self.session = scope.name, scope.fence, scope.session
         self.cancelled = threading.Event()
         self._scope, self._thread = scope, thread
-        scope._when_cancelled(self.cancelled.set)
+        scope._interrupt = self.cancelled.set
+        if scope.cancelled.is_set():
+            self.cancelled.set()
 
     def __repr__(self) -> str:
         return repr(self._scope)
@@ -90,34 +91,14 @@ class Scope(Working, Generic[S]):
 
     def cancel(self, why: str) -> None:
         """Ends the scope, whatever the work does."""
-        self._scope._why = self._scope._why or why  # at once, for the next guard
-        self._thread.call(self._scope.cancel, why)
+        self._scope.cancel(why)
 
-    def _require(self) -> None:
-        self._scope._require()
-
-    async def _run(self, tx: Any, statement: Statement, *params: Any) -> Any:
-        return fetch_sync(tx, statement, *params)
-
-    @contextlib.asynccontextmanager
-    async def _block(self, tx: Any) -> AsyncIterator[Any]:
-        with block_sync(tx) as begun:
-            yield begun
-
-    @contextlib.contextmanager
-    def _transaction_sync(self, tx: Any, first: Call | None, last: Call | None = None) -> Iterator[None]:
-        block = self._transaction(tx, first, last)
-        _now(block.__aenter__())
-        try:
-            yield tx
-        except BaseException as error:
-            if not _now(block.__aexit__(type(error), error, error.__traceback__)):
-                raise
-        else:
-            _now(block.__aexit__(None, None, None))
+    def unsure(self) -> None:
+        """As `eskit_lease.Scope.unsure`."""
+        self._scope.unsure()
 
 
-class _Fenced(Scope[S]):
+class _Fenced(Scope[F]):
     def guard(self, tx: Any) -> None:
         """Asserts to the end of the transaction of `tx` that this scope's fence holds. Call it first in each
         transaction that writes, before you read what the writes depend on.
@@ -126,7 +107,7 @@ class _Fenced(Scope[S]):
         Raises `Lost`, `Refused`, RuntimeError for a connection in autocommit without a transaction, and other errors of
         the driver unchanged.
         """
-        _now(self._fetch(tx, *self._check()))
+        _now(self._scope.guard(tx))
 
     def transaction(self, tx: Any) -> contextlib.AbstractContextManager[Any]:
         """A block that is one transaction on `tx`: begins it, guards it, and commits it at the end of the block.
@@ -135,10 +116,7 @@ class _Fenced(Scope[S]):
         mean so, `Unsure` if the connection breaks before COMMIT is answered, and RuntimeError if `tx` is in a
         transaction.
         """
-        return self._transaction_sync(tx, self._check())
-
-    def _check(self) -> Call:
-        return FENCE_CHECK, self.name, self.fence
+        return _entered_now(self._scope.transaction(tx))
 
 
 class Lead(_Fenced[_lead.Lead]):
@@ -159,11 +137,11 @@ class Partition(_Fenced[_group.Partition]):
 
     def position(self, tx: Any) -> int:
         """As `eskit_lease.Partition.position`."""
-        return int(_now(self._fetch(tx, _group.POSITION, *self._scope._position())))
+        return _now(self._scope.position(tx))
 
     def commit(self, tx: Any, position: int, expected: int) -> bool:
         """As `eskit_lease.Partition.commit`."""
-        return bool(_now(self._fetch(tx, _group.COMMIT, *self._scope._commit(position, expected))))
+        return _now(self._scope.commit(tx, position, expected))
 
 
 class Item(Scope[_work.Item]):
@@ -203,6 +181,7 @@ class Leases(Face):
     that makes the keeper's connections, which are `psycopg.AsyncConnection`s here, too. All threads may use it.
     """
 
+    _driver = SyncDriver()
     _thread: _Thread | None = None
 
     def open(self) -> None:
@@ -213,6 +192,7 @@ class Leases(Face):
         if self._thread is not None:
             raise RuntimeError("the keeper was opened before")
         self._thread = _Thread()
+        self._keeper.in_loop = self._thread.call
         try:
             self._thread.run(self._keeper.open())
         except BaseException:
@@ -274,8 +254,7 @@ class Leases(Face):
         thread = self._running()
 
         def handle(item: Item) -> None:
-            with connections() as tx, item._transaction_sync(tx, None, item._scope._done()):
-                item._scope._is_begun = True
+            with connections() as tx, _entered_now(item._scope._handled(tx)):
                 handler(item, tx)
 
         async def perform(item: _work.Item) -> None:
@@ -382,42 +361,17 @@ class _Thread:
 
     @contextlib.contextmanager
     def entered(self, block: contextlib.AbstractAsyncContextManager[T], timeout: float | None = None) -> Iterator[T]:
-        """Enters a block of the keeper's, and leaves it at the end of the caller's block, in the same way.
+        """A block of the keeper's. Raises TimeoutError if it is not entered within `timeout` seconds."""
 
-        A caller that is interrupted, or waits longer than `timeout` seconds, cancels it.
-        """
-        given: concurrent.futures.Future[tuple[T, asyncio.Future[None]]] = concurrent.futures.Future()
+        async def enter() -> T:
+            return await asyncio.wait_for(block.__aenter__(), timeout)
 
-        async def hold() -> None:
-            async with block as value:
-                left = asyncio.get_running_loop().create_future()
-                given.set_result((value, left))
-                await left
-
-        def tell(holding: concurrent.futures.Future[None]) -> None:
-            if not given.done():
-                cancelled = holding.cancelled()
-                given.set_exception(Closed(CLOSED) if cancelled else holding.exception() or RuntimeError("no yield"))
-
-        holding = self._start(hold())
-        holding.add_done_callback(tell)
         try:
-            if not _wait(given, timeout):
-                raise TimeoutError(f"not within {timeout} s")
-            value, left = given.result()
-        except BaseException:
-            holding.cancel()
-            raise
-        try:
+            value = self.run(enter())
+        except asyncio.TimeoutError:
+            raise TimeoutError(f"not within {timeout} s") from None
+        with contextlib.suppress(Closed), _rest(block, value, self.run):
             yield value
-        except BaseException as error:
-            self.call(_settle, left, error if _is_harmless(error) else asyncio.CancelledError())
-            _wait(holding)
-            raise
-        self.call(_settle, left, None)
-        _wait(holding)
-        with contextlib.suppress(concurrent.futures.CancelledError):  # the keeper is closed
-            holding.result()
 
     def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         with self._lock:
@@ -439,20 +393,36 @@ def _now(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("it waits")
 
 
-def _wait(future: concurrent.futures.Future[Any], timeout: float | None = None) -> bool:
-    """Waits for a future, and returns whether it is done.
+def _entered_now(block: contextlib.AbstractAsyncContextManager[T]) -> contextlib.AbstractContextManager[T]:
+    """A block that waits for nothing."""
+    return _rest(block, _now(block.__aenter__()), _now)
+
+
+@contextlib.contextmanager
+def _rest(
+    block: contextlib.AbstractAsyncContextManager[T],
+    value: T,
+    run: Callable[[Coroutine[Any, Any, bool | None]], object],
+) -> Iterator[T]:
+    """The rest of a block that was entered."""
+    try:
+        yield value
+    except BaseException as error:
+        told = error if _is_harmless(error) else asyncio.CancelledError()
+        run(block.__aexit__(type(told), told, told.__traceback__))
+        raise
+    run(block.__aexit__(None, None, None))
+
+
+def _wait(future: concurrent.futures.Future[Any]) -> None:
+    """Waits for a future.
 
     In the main thread it waits for a moment at a time: Python handles a signal that comes just as a wait begins only
     when this wait has ended.
     """
-    deadline = float("inf") if timeout is None else time.monotonic() + timeout
-    longest = MOMENT if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
+    longest = MOMENT if threading.current_thread() is threading.main_thread() else None
     while not future.done():
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return False
-        concurrent.futures.wait({future}, min(left, longest))
-    return True
+        concurrent.futures.wait({future}, longest)
 
 
 def _in_thread(function: Callable[[T], object], scope: T) -> Awaitable[object]:

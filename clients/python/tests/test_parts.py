@@ -7,6 +7,7 @@ import contextlib
 import signal
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,8 @@ import psycopg
 import pytest
 
 from eskit_lease import Closed, LeaseError, Leases, Lost, Refused, Unsure
-from eskit_lease._drivers import Statement, fetch, fetch_sync
-from eskit_lease._errors import is_answer, meaning, sqlstate_of
+from eskit_lease._drivers import Statement, fetch, fetch_sync, sqlstate_of
+from eskit_lease._errors import is_answer, meaning
 from eskit_lease._line import Broken, connect
 from eskit_lease._scope import Scope, interrupted_by
 from eskit_lease.sync import Leases as SyncLeases
@@ -206,10 +207,13 @@ async def test_a_function_that_makes_no_connection() -> None:
 class FakeKeeper:
     asks = 0
     draining = False
-    scopes: set[Scope] = set()  # noqa: RUF012
+    cancels: set[Any] = set()  # noqa: RUF012
 
     def poke(self) -> None:
         pass
+
+    def in_loop(self, function: Callable[[], None]) -> None:
+        function()
 
     def is_trusted(self, session: str) -> bool:
         return True
