@@ -21,7 +21,7 @@ MUTANTS = {
     ),
     "heartbeats go by the application's pool": (
         "eskit_lease/_line.py",
-        "async with self._turn, self._connection.cursor(row_factory=dict_row) as cursor:",
+        "async with self._turn, connection.cursor(row_factory=dict_row) as cursor:",
         "async with self._turn, sys.modules['__main__'].POOL.connection() as pooled, pooled.cursor(row_factory=dict_row) as cursor:",
         "test_lead.py::test_a_busy_pool_stops_no_heartbeat",
     ),

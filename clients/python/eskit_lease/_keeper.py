@@ -16,7 +16,7 @@ import psycopg
 from ._core import Action, Answer, Core
 from ._drivers import Driver, sqlstate_of
 from ._errors import FENCE_REFUSED, SESSION_ENDED, Closed, Lost, describe
-from ._line import Broken, Connect, Errands, Line, Row, connect
+from ._line import Broken, Connect, Errands, Line, Row
 from ._waiting import Waiting
 
 OPEN = """SELECT session::text, trust_ms, revision
@@ -62,9 +62,8 @@ class Keeper(Waiting):
         self.used: dict[str, int] = {}  # the fences of run-once keys whose run has begun, until its end is stored
         self._core = Core(round(self.ttl * 1000), self.takeover, self.watch is not None)
         self._errands = Errands(self.make)
-        self._line: Line | None = None
-        self._former: Line | None = None
-        self._connecting: asyncio.Task[None] | None = None
+        self._line = Line(self.make)
+        self._doing: asyncio.Task[None] | None = None  # what the line does; None if that was given up
         self._timer: asyncio.TimerHandle | None = None
         self._told = "starting"  # the state that was told last
         self._trouble: BaseException | None = None  # the error of the last try
@@ -198,9 +197,10 @@ class Keeper(Waiting):
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             if action.kind == "connect":
-                self._connecting = self.spawn(self._connect())
+                self._doing = self.spawn(self._connect())
             elif action.kind == "disconnect":
-                self._drop()
+                self._doing = None
+                self._line.drop()
             elif action.kind == "cancel":
                 self._cancel("the trust in the session is over" if self._core.session else "the session has ended")
             elif action.kind == "ask":
@@ -208,8 +208,8 @@ class Keeper(Waiting):
             elif action.kind == "warn":
                 taken = "another process has ended the session: is its name unique?"
                 self._warn_once(taken if action.why == "taken" else f"the server refuses: {self._trouble}")
-            elif self._line is not None:
-                self.spawn(self._call(self._line, *self._statement(action)))
+            else:
+                self._doing = self.spawn(self._call(*self._statement(action)))
         if self._timer is not None:
             self._timer.cancel()
         pause = self._core.deadline() / 1000 - time.monotonic()
@@ -233,51 +233,41 @@ class Keeper(Waiting):
         return (BEAT, (session,)) if self.watch is None else (WATCH, (session, self.watch))
 
     async def _connect(self) -> None:
-        if self._former is not None:
-            await self._former.close()  # first, as its file descriptor may be that of the next connection
         try:
-            self._line = await connect(self.make, self.ttl / 2)
+            await self._line.connect(self.ttl / 2)
         except Broken as error:
-            self._lose(None, error)
+            self._lose(error)
         else:
-            self._happen(self._line, self._core.connected)
-            if self._core.is_closed:
-                await self._line.close()
+            self._happen(self._core.connected)
 
-    async def _call(self, line: Line, sql: str, params: tuple[Any, ...]) -> None:
+    async def _call(self, sql: str, params: tuple[Any, ...]) -> None:
         try:
             try:
-                rows = await line.call(sql, params)
+                rows = await self._line.call(sql, params)
             except psycopg.Error as error:
                 if sql != WATCH or error.sqlstate not in CANNOT_WATCH:
                     raise
                 # A table that was dropped must not end the session.
                 self._warn_once(f"cannot watch {self.watch}: {error}")
-                rows = await line.call(BEAT, params[:1])
+                rows = await self._line.call(BEAT, params[:1])
         except Broken as error:
-            self._lose(line, error)
+            self._lose(error)
         except psycopg.Error as error:
             self._trouble = error
-            self._happen(line, self._core.failed, error.sqlstate)
+            self._happen(self._core.failed, error.sqlstate)
         else:
             self._logged.clear()
-            self._happen(line, self._core.answered, Answer(**rows[0]))
+            self._happen(self._core.answered, Answer(**rows[0]))
 
-    def _lose(self, line: Line | None, error: Broken) -> None:
-        if line is self._line:
+    def _lose(self, error: Broken) -> None:
+        if asyncio.current_task() is self._doing:
             self._trouble = error.__cause__
             self._warn_once(f"there is no connection: {error}")
-            self._drop()
-            self._happen(None, self._core.disconnected)
+        self._happen(self._core.disconnected)
 
-    def _drop(self) -> None:
-        if self._line is not None:
-            self._line.drop()
-            self._former, self._line = self._line, None
-
-    def _happen(self, line: Line | None, event: Callable[..., list[Action]], *given: Any) -> None:
-        """Tells the core of an event, unless it is of a connection that was given up."""
-        if line is self._line and not self._core.is_closed:
+    def _happen(self, event: Callable[..., list[Action]], *given: Any) -> None:
+        """Tells the core of an event, unless it is of what was given up."""
+        if asyncio.current_task() is self._doing and not self._core.is_closed:
             self._perform(event(monotonic_ms(), *given))
 
     def _tell_state(self) -> None:
@@ -340,8 +330,7 @@ class Keeper(Waiting):
             await self.until(lambda: self._core.is_closed, FAREWELL)
         self._perform(self._core.close(monotonic_ms()))
         await self._errands.close()
-        if self._former is not None:
-            await self._former.close()
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None  # nor is anything left that refers to the connection
+        if self._doing is not None:
+            self._doing.cancel()  # it connects
+            self._doing = None  # nor is anything left that refers to the connection
+        await self._line.close()

@@ -18,7 +18,7 @@ from ._drivers import AsyncDriver, Driver, connected
 from ._group import Member, Partition
 from ._keeper import Keeper
 from ._lead import Lead, Leading
-from ._line import Connect, Connection
+from ._line import Connect
 from ._once import Execution, Outcome, Run
 from ._scope import interrupted_by
 from ._work import Item, Worker
@@ -96,11 +96,7 @@ def connector(dsn: str, ttl: float) -> Connect:
     options: dict[str, Any] = {"fallback_application_name": "eskit_lease"}
     if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:
         options["connect_timeout"] = max(2, int(ttl / 2 / len(hosts)))
-
-    async def connect() -> Connection:
-        return await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None, **options)
-
-    return connect
+    return lambda: psycopg.AsyncConnection.connect(dsn, **options)
 
 
 class Leases(Face):

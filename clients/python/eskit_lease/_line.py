@@ -30,43 +30,69 @@ class Broken(Exception):
 class Line:
     """A connection in autocommit, without named prepared statements. It makes one call at a time."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, make: Connect) -> None:
+        self._make = make
+        self._connection: Connection | None = None
         self._turn = asyncio.Lock()
+
+    async def connect(self, limit: float) -> None:
+        """Connects anew. Raises `Broken` after `limit` seconds, or with the error as its cause."""
+        await self.close()  # first, as its file descriptor may be that of the next connection
+        making = asyncio.ensure_future(self._make())
+        try:
+            await asyncio.wait({making}, timeout=limit)
+            if not making.done() or making.cancelled():
+                raise TimeoutError(f"no connection within {limit:g} s")
+            connection = making.result()
+            if not isinstance(connection, psycopg.AsyncConnection):
+                raise TypeError(f"a psycopg.AsyncConnection is needed, not {type(connection).__name__}")
+            if not connection.autocommit:
+                await connection.set_autocommit(True)
+            connection.prepare_threshold = None
+            self._connection = connection
+        except Exception as error:
+            raise Broken(str(error)) from error
+        finally:
+            if not making.done():
+                making.add_done_callback(_close_late)
+                making.cancel()
 
     async def call(self, sql: str, params: tuple[Any, ...], limit: float = math.inf) -> list[Row]:
         """Runs a statement and returns its rows.
 
         Raises the driver's error if the server has answered with one. Raises `Broken` if the connection is lost, or
-        after `limit` seconds; the line is of no use then.
+        after `limit` seconds; the connection is of no use then.
         """
+        connection = self._connection
+        assert connection is not None
         # The task is not cancelled, as psycopg would ask the server then, and wait.
         timer = asyncio.get_running_loop().call_later(limit, self.drop)
         try:
-            async with self._turn, self._connection.cursor(row_factory=dict_row) as cursor:
+            async with self._turn, connection.cursor(row_factory=dict_row) as cursor:
                 await cursor.execute(sql, params)
                 return await cursor.fetchall()
         except UnicodeError as error:  # a parameter that the connection's encoding lacks
             raise psycopg.DataError(str(error)) from error
         except (psycopg.Error, OSError) as error:
             is_lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, OSError))
-            if self._connection.closed or (is_lost and not is_answer(error)):
+            if connection.closed or (is_lost and not is_answer(error)):
                 raise Broken(str(error)) from error
             raise
         finally:
             timer.cancel()
 
-    def has_ended(self) -> bool:
-        """Whether an idle connection can be read from: the server has closed it, or says why it is about to."""
-        if self._connection.closed:
-            return True
+    def is_good(self) -> bool:
+        """Whether there is an idle connection, from which nothing can be read: else the server has closed it, or says
+        why it is about to."""
+        if self._connection is None or self._connection.closed:
+            return False
         with selectors.DefaultSelector() as selector:
             selector.register(self._connection.fileno(), selectors.EVENT_READ)
-            return bool(selector.select(timeout=0))
+            return not selector.select(timeout=0)
 
     def drop(self) -> None:
         """Gives up the call that is under way, and the connection with it, without a word to the server."""
-        if not self._turn.locked():
+        if self._connection is None or not self._turn.locked():
             return
         with contextlib.suppress(OSError, psycopg.Error):
             # Not closed yet, as the call waits for this file descriptor.
@@ -78,29 +104,8 @@ class Line:
         """Closes the connection, and gives up what is under way. Returns once the file descriptor is free."""
         self.drop()
         async with self._turn:
-            await self._connection.close()
-
-
-async def connect(make: Connect, limit: float) -> Line:
-    """Makes a connection. Raises `Broken` after `limit` seconds, or with the error as its cause."""
-    making = asyncio.ensure_future(make())
-    try:
-        await asyncio.wait({making}, timeout=limit)
-        if not making.done() or making.cancelled():
-            raise TimeoutError(f"no connection within {limit:g} s")
-        connection = making.result()
-        if not isinstance(connection, psycopg.AsyncConnection):
-            raise TypeError(f"a psycopg.AsyncConnection is needed, not {type(connection).__name__}")
-        if not connection.autocommit:
-            await connection.set_autocommit(True)
-        connection.prepare_threshold = None
-        return Line(connection)
-    except Exception as error:
-        raise Broken(str(error)) from error
-    finally:
-        if not making.done():
-            making.add_done_callback(_close_late)
-            making.cancel()
+            if self._connection is not None:
+                await self._connection.close()
 
 
 def _close_late(making: asyncio.Future[Connection]) -> None:
@@ -109,13 +114,12 @@ def _close_late(making: asyncio.Future[Connection]) -> None:
 
 
 class Errands:
-    """The keeper's second connection, for all calls but heartbeats and waits. It makes one call at a time, and opens
-    with the first."""
+    """The keeper's second connection, for all calls but heartbeats and waits. It makes one call at a time, opens with
+    the first, and closes when it is idle."""
 
     def __init__(self, make: Connect) -> None:
-        self._make = make
         self._turn = asyncio.Lock()
-        self._line: Line | None = None
+        self._line = Line(make)
         self._idle: asyncio.TimerHandle | None = None
 
     async def call(self, sql: str, params: tuple[Any, ...], allow: Callable[[], float]) -> list[Row]:
@@ -128,25 +132,18 @@ class Errands:
             if self._idle is not None:
                 self._idle.cancel()
             try:
-                if self._line is not None and self._line.has_ended():
-                    await self._hang_up()
-                if self._line is None:
-                    self._line = await connect(self._make, until - time.monotonic())
+                if not self._line.is_good():
+                    await self._line.connect(until - time.monotonic())
                 return await self._line.call(sql, params, until - time.monotonic())
             except Broken:
-                await self._hang_up()
+                await self._line.close()
                 raise
             finally:
                 self._idle = asyncio.get_running_loop().call_later(IDLE, self._rest)
 
     async def close(self) -> None:
         async with self._turn:
-            await self._hang_up()
-
-    async def _hang_up(self) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            await line.close()
+            await self._line.close()
 
     def _rest(self) -> None:
         self._resting = asyncio.ensure_future(self.close())

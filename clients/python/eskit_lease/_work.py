@@ -118,22 +118,20 @@ class Worker(Crew[Item]):
 
     async def give_back(self, item: Item, error: BaseException | None) -> None:
         keeper = self.keeper
-        if item._is_begun:
-            self._pause = FIRST_PAUSE
         if error is None:
-            return
-        if item._is_begun:
+            self._pause = FIRST_PAUSE
+        elif item._is_begun:
             trace = None if isinstance(error, LeaseError) else error
             keeper.warn(f"{self.name}: item {item.id}: {describe(error)}", trace)
             # LF001 if it is done after all: the end of its commit was unknown.
             await keeper.fail(item.session, FAIL, item.id, item.fence, error)
-            return
-        if not item.cancelled.is_set():  # the application has no connection for it
-            if self._pause == FIRST_PAUSE:
-                keeper.warn(f"no connection for an item of {self.name}: {describe(error)}")
-            pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-            await keeper.until(lambda: self.is_left or keeper.draining, pause)
-        await keeper.give_back(item.session, UNCLAIM, [item.id], item.fence)
+        else:
+            if not item.cancelled.is_set():  # the application has no connection for it
+                if self._pause == FIRST_PAUSE:
+                    keeper.warn(f"no connection for an item of {self.name}: {describe(error)}")
+                pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+                await keeper.until(lambda: self.is_left or keeper.draining, pause)
+            await keeper.give_back(item.session, UNCLAIM, [item.id], item.fence)
 
     async def _give_back_strays(self, session: str) -> None:
         """Gives back the items that a claim without an answer has claimed. A call may be late, so this looks again and

@@ -222,10 +222,7 @@ class Leases(Face):
         """As `lead`, but gives None if another process, or another block of this one, leads now, or there is no
         trust."""
         thread, leading = self._running(), _lead.Leading(self._keeper, name, waits=False)
-        if not leading.may_lead():
-            yield None
-            return
-        with thread.entered(leading.held()) as lead:
+        with thread.entered(leading.held()) if leading.may_lead() else contextlib.nullcontext() as lead:
             yield None if lead is None else Lead(lead, thread)
 
     def join(self, group: str, work: Callable[[Partition], object]) -> None:
@@ -345,11 +342,23 @@ class _Thread:
                 self._loop.call_soon_threadsafe(function, *args)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine, and cancels it if the caller is interrupted."""
-        running = self._start(work)
-        self._waiting.add(running)
+        """Runs a coroutine, and cancels it if the caller is interrupted.
+
+        The main thread waits for a moment at a time: Python handles a signal that comes just as a wait begins only when
+        this wait has ended.
+        """
+        with self._lock:
+            if self._loop is None or threading.current_thread() is self._thread:
+                work.close()
+                if self._loop is None:
+                    raise Closed(CLOSED)
+                raise RuntimeError("the keeper's own thread must not wait for the keeper")
+            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._waiting.add(running)
+        longest = MOMENT if threading.current_thread() is threading.main_thread() else None
         try:
-            _wait(running)
+            while not running.done():
+                concurrent.futures.wait({running}, longest)
             return running.result()
         except concurrent.futures.CancelledError:
             raise Closed(CLOSED) from None
@@ -372,15 +381,6 @@ class _Thread:
             raise TimeoutError(f"not within {timeout} s") from None
         with contextlib.suppress(Closed), _rest(block, value, self.run):
             yield value
-
-    def _start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        with self._lock:
-            if self._loop is None or threading.current_thread() is self._thread:
-                work.close()
-                if self._loop is None:
-                    raise Closed(CLOSED)
-                raise RuntimeError("the keeper's own thread must not wait for the keeper")
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
 def _now(work: Coroutine[Any, Any, T]) -> T:
@@ -414,44 +414,20 @@ def _rest(
     run(block.__aexit__(None, None, None))
 
 
-def _wait(future: concurrent.futures.Future[Any]) -> None:
-    """Waits for a future.
-
-    In the main thread it waits for a moment at a time: Python handles a signal that comes just as a wait begins only
-    when this wait has ended.
-    """
-    longest = MOMENT if threading.current_thread() is threading.main_thread() else None
-    while not future.done():
-        concurrent.futures.wait({future}, longest)
-
-
 def _in_thread(function: Callable[[T], object], scope: T) -> Awaitable[object]:
     """Calls a function in a thread of its own. Nothing interrupts it."""
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
+    done: concurrent.futures.Future[object] = concurrent.futures.Future()
+    done.set_running_or_notify_cancel()
 
     def run() -> None:
-        raised: BaseException | None = None
         try:
-            function(scope)
+            done.set_result(function(scope))
         except BaseException as error:
-            raised = error if _is_harmless(error) else RuntimeError(f"the work has raised {error!r}")
-        with contextlib.suppress(RuntimeError):  # the keeper is closed
-            loop.call_soon_threadsafe(_settle, done, raised)
+            done.set_exception(error if _is_harmless(error) else RuntimeError(f"the work has raised {error!r}"))
 
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(run,), name=f"eskit_lease {scope!r}", daemon=True).start()
-    return done
-
-
-def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
-    """Ends a future, unless it has ended with the keeper."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
+    return asyncio.wrap_future(done)
 
 
 def _is_harmless(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ import pytest
 from eskit_lease import Closed, LeaseError, Leases, Lost, Refused, Unsure
 from eskit_lease._drivers import Statement, fetch, fetch_sync, sqlstate_of
 from eskit_lease._errors import is_answer, meaning
-from eskit_lease._line import Broken, connect
+from eskit_lease._line import Broken, Line
 from eskit_lease._scope import Scope, interrupted_by
 from eskit_lease.sync import Leases as SyncLeases
 from eskit_lease.sync import _Thread
@@ -158,7 +158,7 @@ async def test_a_connection_that_is_not_made_is_given_up() -> None:
     server, dsn = await silent()
     began = time.monotonic()
     with pytest.raises(Broken, match=r"within 0\.2 s"):
-        await connect(lambda: psycopg.AsyncConnection.connect(dsn), 0.2)
+        await Line(lambda: psycopg.AsyncConnection.connect(dsn)).connect(0.2)
     assert time.monotonic() - began < 3
     server.close()
 
