@@ -64,3 +64,13 @@ func answered(err error) bool {
 	return errors.As(err, &pg) && cmp.Or(pg.SeverityUnlocalized, pg.Severity) == "ERROR" &&
 		!strings.HasPrefix(pg.Code, "08")
 }
+
+// isBrief tells whether the server refused a call only for now.
+func isBrief(err error) bool {
+	switch code := sqlstate(err); code {
+	case "55P03", "57014", "40001", "40P01", "25006": // 25006: the server stands by, until it is promoted
+		return true
+	default:
+		return strings.HasPrefix(code, "53") && code != "53400" // of its resources, but not a limit that was set
+	}
+}

@@ -40,45 +40,20 @@ func (p *Partition) Commit(ctx context.Context, tx Tx, position, expected int64)
 // Join returns when ctx is done or the keeper drains, and all work has ended; or with the server's error. After a drain
 // it returns nil. It waits for the group to be left for a TTL; after that, this goes on in the background.
 func (l *Leases) Join(ctx context.Context, group string, work func(context.Context, *Partition) error) error {
-	end, err := l.begin(ctx, "group "+group, true)
-	if err != nil {
-		return err
-	}
-	m := &member{l: l, ctx: ctx, group: group, work: work, tasks: map[int]*Partition{}, pauses: map[int]time.Duration{},
-		ended: make(chan func())}
-	return l.attend(ctx, &m.crew, func() error {
-		err := l.tend(ctx, m.ended, m.look)
-		for _, p := range m.tasks {
-			p.end(err)
-		}
-		return err
-	}, func() {
-		defer end()
-		for len(m.tasks) > 0 {
-			(<-m.ended)()
-		}
-		if m.asked != "" {
-			left := l.exec(m.asked, `SELECT eskit_lease.group_leave($1::text, $2::uuid)`, group, m.asked)
-			if sqlstate(left) != "42704" { // no such group
-				l.complain("the group was not left", left)
-			}
-		}
-	})
+	m := &member{crew: crew{Leases: l}, group: group, work: work, tasks: map[int]*Partition{},
+		pauses: map[int]time.Duration{}}
+	return m.attend(ctx, "group "+group, m.look, m.leave)
 }
 
 // member is a call of Join.
 type member struct {
-	l       *Leases
-	ctx     context.Context
+	crew
 	group   string
 	work    func(context.Context, *Partition) error
 	session string // that is a member
 	asked   string // the session that was last asked to join, and may be a member
-	told    string // the error that was logged last
 	tasks   map[int]*Partition
 	pauses  map[int]time.Duration // before a task that failed begins anew
-	ended   chan func()
-	crew    crew
 }
 
 type assigned struct {
@@ -88,32 +63,24 @@ type assigned struct {
 }
 
 // look joins with a new session, and starts and cancels tasks as the assignment says.
-func (m *member) look(session string, _ <-chan struct{}) error {
+func (m *member) look(session string, _ <-chan struct{}) (bool, error) {
 	if m.session != session {
 		m.asked = session
-		err := m.l.exec(session, `SELECT eskit_lease.group_join($1::text, $2::uuid)`, m.group, session)
+		err := m.exec(session, `SELECT eskit_lease.group_join($1::text, $2::uuid)`, m.group, session)
 		if err != nil {
-			return err
+			return stays(err), err
 		}
 		m.session = session
 	}
-	rows, err := try[assigned](m.l.life, m.l, session,
+	rows, err := try[assigned](m.Leases, session,
 		`SELECT partition, fence, state FROM eskit_lease.group_assignment($1::text, $2::uuid)`, m.group, session)
-	code := sqlstate(err)
-	switch {
-	case code == "55000": // it is no member any more
-		m.session = ""
-		return err
-	case code == "42704" || code == "42501" || err != nil && !answered(err) || errors.Is(err, ErrLost):
-		return err
-	case err != nil:
-		if code != m.told {
-			m.l.complain("what partitions are owned is not known", err)
+	if err != nil {
+		code := sqlstate(err)
+		if code == "55000" { // it is no member any more
+			m.session = ""
 		}
-		m.told = code
-		return errAgain
+		return code == "42704" || code == "42501", err
 	}
-	m.told = ""
 	owned := map[int]int64{}
 	for _, row := range rows {
 		if row.State == "owned" {
@@ -131,12 +98,12 @@ func (m *member) look(session string, _ <-chan struct{}) error {
 		}
 		if row.State != "owned" { // it moves on before a task began
 			m.release(session, row.Partition, row.Fence)
-		} else if scope, err := m.l.newScope(m.ctx, m.group, row.Fence, session); err == nil && m.crew.begin(m.ctx) {
+		} else if scope, err := m.start(m.ctx, m.group, row.Fence, session); err == nil {
 			m.tasks[row.Partition] = &Partition{scope, m.group, row.Partition}
 			go m.run(m.tasks[row.Partition], max(m.pauses[row.Partition], firstPause))
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // run works in a partition, and releases it.
@@ -145,12 +112,12 @@ func (m *member) run(p *Partition, pause time.Duration) {
 	failed := p.Trusted() && !errors.Is(err, ErrRefused)
 	if failed {
 		what := fmt.Sprintf("the work of partition %d of %s ended", p.Number, m.group)
-		m.l.complain(what, cmp.Or(err, errors.New("it returned")))
+		m.warn(what, cmp.Or(err, errors.New("it returned")))
 		p.pause(pause)
 	}
 	p.cancel(nil)
-	m.crew.working.Done()
-	if m.ctx.Err() == nil { // else Join leaves the group
+	m.working.Done()
+	if m.ctx.Err() == nil { // else the group is left
 		m.release(p.session, p.Number, p.fence)
 	}
 	m.ended <- func() {
@@ -163,6 +130,19 @@ func (m *member) run(p *Partition, pause time.Duration) {
 }
 
 func (m *member) release(session string, number int, fence int64) {
-	err := m.l.exec(session, `SELECT eskit_lease.group_release($1::text, $2::int, $3::bigint)`, m.group, number, fence)
-	m.l.complain("a partition was not released", err)
+	m.tell("a partition was not released", session,
+		`SELECT eskit_lease.group_release($1::text, $2::int, $3::bigint)`, m.group, number, fence)
+}
+
+// leave waits for the tasks, and leaves the group.
+func (m *member) leave() {
+	for len(m.tasks) > 0 {
+		(<-m.ended)()
+	}
+	if m.asked != "" {
+		err := m.exec(m.asked, `SELECT eskit_lease.group_leave($1::text, $2::uuid)`, m.group, m.asked)
+		if sqlstate(err) != "42704" { // no such group
+			m.warn("the group was not left", err)
+		}
+	}
 }

@@ -6,8 +6,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"eskit.dev/lease/internal/core"
 )
 
@@ -15,11 +13,25 @@ var errTaken = errors.New("another process ended the session, while it was trust
 
 // line is the keeper's connection, or the try to make it. To give it up is to end its context.
 type line struct {
-	ctx     context.Context
-	giveUp  context.CancelFunc
-	calls   chan core.Action
-	session string // of the call that is under way
+	ctx    context.Context
+	giveUp context.CancelFunc
+	calls  chan call
 }
+
+type call struct {
+	sql  string
+	args []any
+}
+
+const (
+	answers  = `SELECT alive, coalesce(trust_ms, 0) * interval '1 ms', coalesce(revision, 0), coalesce(reason, ''), '' FROM `
+	openCall = `SELECT true, trust_ms * interval '1 ms', revision, '', session::text
+		FROM eskit_lease.session_open($1::text, $2::interval, takeover => $3::boolean)`
+	waitCall  = answers + `eskit_lease.session_wait($1::uuid, $2::bigint, $3::interval)`
+	beatCall  = answers + `eskit_lease.session_heartbeat($1::uuid)`
+	watchCall = answers + `eskit_lease.session_watch($1::uuid, $2::text::regclass)`
+	closeCall = `SELECT eskit_lease.session_close($1::uuid)`
+)
 
 func (l *Leases) now() time.Duration { return time.Since(l.begun) }
 
@@ -56,14 +68,21 @@ func (l *Leases) do(action core.Action) {
 	switch action.Kind {
 	case core.Connect:
 		ctx, giveUp := context.WithCancel(context.Background())
-		l.present = &line{ctx: ctx, giveUp: giveUp, calls: make(chan core.Action, 1)}
+		l.present = &line{ctx, giveUp, make(chan call, 1)}
 		go l.keep(l.present)
 	case core.Disconnect:
 		l.present.giveUp()
 		l.present = nil
-	case core.Open, core.Wait, core.Beat:
-		l.present.session = l.core.Session
-		l.present.calls <- action
+	case core.Open:
+		l.present.calls <- call{openCall, []any{l.name, l.ttl, action.Takeover}}
+	case core.Wait:
+		l.present.calls <- call{waitCall, []any{l.core.Session, action.Revision, action.Timeout}}
+	case core.Beat:
+		if l.watch != "" {
+			l.present.calls <- call{watchCall, []any{l.core.Session, l.watch}}
+		} else {
+			l.present.calls <- call{beatCall, []any{l.core.Session}}
+		}
 	case core.Cancel:
 		l.cancelScopes(nil)
 	case core.Ask:
@@ -92,15 +111,19 @@ func (l *Leases) keep(line *line) {
 		select {
 		case <-line.ctx.Done():
 			return
-		case action := <-line.calls:
-			var answer core.Answer
-			answer, err = l.ask(line, conn, action)
+		case call := <-line.calls:
+			var rows []core.Answer
+			rows, err = rowsOf[core.Answer](line.ctx, conn, call.sql, call.args)
+			if call.sql == watchCall && cannotWatch(err) { // the session lives on, without news
+				l.warn("cannot watch "+l.watch, err)
+				rows, err = rowsOf[core.Answer](line.ctx, conn, beatCall, call.args[:1])
+			}
 			l.happen(line, err, func(now time.Duration) []core.Action {
 				if err != nil {
 					return l.core.Failed(now, sqlstate(err))
 				}
-				l.told = ""
-				return l.core.Answered(now, answer)
+				l.told.Store("")
+				return l.core.Answered(now, rows[0])
 			})
 		}
 	}
@@ -122,43 +145,6 @@ func (l *Leases) happen(line *line, problem error, event func(time.Duration) []c
 	})
 }
 
-const (
-	answers  = `SELECT alive, coalesce(trust_ms, 0) * interval '1 ms', coalesce(revision, 0), coalesce(reason, ''), '' FROM `
-	openCall = `SELECT true, trust_ms * interval '1 ms', revision, '', session::text
-		FROM eskit_lease.session_open($1::text, $2::interval, takeover => $3::boolean)`
-	waitCall  = answers + `eskit_lease.session_wait($1::uuid, $2::bigint, $3::interval)`
-	beatCall  = answers + `eskit_lease.session_heartbeat($1::uuid)`
-	watchCall = answers + `eskit_lease.session_watch($1::uuid, $2::text::regclass)`
-)
-
-// ask makes a call on the keeper's connection.
-func (l *Leases) ask(line *line, conn *pgx.Conn, action core.Action) (core.Answer, error) {
-	call := func(sql string, args ...any) (core.Answer, error) {
-		rows, err := rowsOf[core.Answer](line.ctx, conn, sql, args)
-		if err != nil {
-			return core.Answer{}, err
-		}
-		return rows[0], nil
-	}
-	switch {
-	case action.Kind == core.Open:
-		return call(openCall, l.name, l.ttl, action.Takeover)
-	case action.Kind == core.Wait:
-		return call(waitCall, line.session, action.Revision, action.Timeout)
-	case l.watch != "":
-		answer, err := call(watchCall, line.session, l.watch)
-		if !cannotWatch(err) {
-			l.blind = false
-			return answer, err
-		}
-		if !l.blind {
-			l.blind = true // the session lives on, without news
-			l.complain("cannot watch "+l.watch, err)
-		}
-	}
-	return call(beatCall, line.session)
-}
-
 // cannotWatch tells whether the table to watch is the trouble: there is none, it is a view, or it may not be read.
 func cannotWatch(err error) bool {
 	code := sqlstate(err)
@@ -167,39 +153,23 @@ func cannotWatch(err error) bool {
 
 // heard tells the core what another connection answered to a call for a session.
 func (l *Leases) heard(session string, sent time.Duration, answer core.Answer) {
-	l.step(func(now time.Duration) []core.Action {
-		if session != l.core.Session {
-			return nil
-		}
-		return l.core.Heard(now, sent, answer)
-	})
+	l.step(func(now time.Duration) []core.Action { return l.core.Heard(now, session, sent, answer) })
 }
 
-// renounce closes the session, for the keeper to open another.
-func (l *Leases) renounce(session string) error {
-	l.step(func(now time.Duration) []core.Action {
-		if session != l.core.Session {
-			return nil
-		}
-		return l.core.Renounced(now)
-	})
-	err := l.exec(session, `SELECT eskit_lease.session_close($1::uuid)`, session)
-	l.heard(session, l.now(), core.Answer{Alive: false})
-	return err
+// replace closes the session, and the keeper opens another.
+func (l *Leases) replace(session string) error {
+	l.step(func(now time.Duration) []core.Action { return l.core.Replaced(now, session) })
+	return l.exec("", closeCall, session)
 }
 
-// warn logs a problem, unless it was the last one that was logged.
+// warn logs a failure that no caller can be told, unless it was the last one that was logged, or the end of the session
+// makes up for it.
 func (l *Leases) warn(what string, err error) {
-	if told := what + sqlstate(err); told != l.told {
-		l.told = told
-		l.afterwards(func() { l.log.Warn("eskit_lease: "+what, "consumer", l.name, "error", err) })
+	if err == nil || errors.Is(err, ErrLost) || errors.Is(err, ErrClosed) {
+		return
 	}
-}
-
-// complain logs a failure that no caller can be told, unless the end of the session makes up for it.
-func (l *Leases) complain(what string, err error) {
-	if err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrClosed) {
-		l.log.Warn("eskit_lease: "+what, "consumer", l.name, "error", err)
+	if told := what + sqlstate(err); l.told.Swap(told) != told {
+		l.afterwards(func() { l.log.Warn("eskit_lease: "+what, "consumer", l.name, "error", err) })
 	}
 }
 
@@ -213,8 +183,12 @@ func (l *Leases) afterwards(call func()) {
 
 // callLater calls what is to be called afterwards, until the keeper is closed.
 func (l *Leases) callLater() {
-	defer close(l.called)
-	for call := range l.later {
-		call()
+	for {
+		select {
+		case call := <-l.later:
+			call()
+		case <-l.closed:
+			return
+		}
 	}
 }

@@ -11,8 +11,9 @@ import (
 // Lead is the [Scope] of a leader. Release it when its work has ended.
 type Lead struct {
 	*Scope
+	worked   context.Context
 	endWork  context.CancelFunc
-	released chan struct{}
+	released <-chan struct{}
 }
 
 // Lead waits for leadership. The context that it returns is cancelled when the leadership ends, and context.Cause tells
@@ -41,31 +42,68 @@ func (d *Lead) Release() {
 	}
 	d.cancel(nil)
 	d.endWork()
-	select {
-	case <-d.released:
-	case <-time.After(d.leases.ttl):
-	}
+	d.leases.isOver(d.ctx, d.released)
 }
 
 func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Context, *Lead, error) {
-	var lead *Lead
-	var err error
-	done, gone := make(chan struct{}), ctx.Done()
-	if !wait && l != nil && l.core != nil { // it does not wait for a server that is away, either
-		if asking, err := l.newScope(ctx, name, 0, l.Session()); err == nil {
-			defer asking.cancel(nil)
-			gone = asking.ctx.Done()
-		}
+	turn, err := l.begin(ctx, "lead "+name, wait)
+	if turn == nil {
+		return ctx, nil, err
 	}
+	gone := ctx
+	if !wait { // it does not wait for a server that is away, either
+		asking, err := l.newScope(ctx, name, 0, l.Session())
+		if err != nil {
+			l.finish("lead " + name)
+			return ctx, nil, context.Cause(ctx)
+		}
+		defer asking.cancel(nil)
+		gone = asking.ctx
+	}
+	var lead *Lead
+	var asked <-chan struct{}
+	place := "" // the session that may have a place in line, or a lease without a scope
+	compete := func(session string, next <-chan struct{}) (bool, error) {
+		got, err := l.acquire(name, session, wait)
+		if got.Granted || got.Reason == "queued" {
+			place = session
+		}
+		if got.Granted {
+			if scope, err := l.newScope(ctx, name, got.Fence, session); err == nil {
+				worked, endWork := context.WithCancel(context.Background())
+				lead, asked = &Lead{scope, worked, endWork, turn}, next
+				return true, nil
+			}
+		}
+		switch {
+		case stays(err):
+			return true, err
+		case !wait:
+			return true, nil
+		case err == nil && got.Reason != "queued": // it has no place in line
+			return false, errAgain
+		}
+		return false, err
+	}
+	given := make(chan struct{})
 	go func() {
-		defer close(done)
-		lead, err = l.compete(ctx, name, wait)
+		defer l.finish("lead " + name)
+		err = l.follow(ctx, nil, compete)
+		close(given)
+		if lead != nil {
+			lead.attend(asked)
+		} else if place != "" {
+			l.tell("a place in line was not given up", place,
+				`SELECT eskit_lease.lease_cancel($1::text, $2::uuid)`, name, place)
+			l.tell("a lease was not released", place,
+				`SELECT eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)`, name, place)
+		}
 	}()
 	select {
-	case <-done:
-	case <-gone: // a call that is under way must end before the place is given up
+	case <-given:
+	case <-gone.Done(): // a call that is under way must end before the place is given up
 		go func() {
-			<-done
+			<-given
 			lead.Release()
 		}()
 		return ctx, nil, context.Cause(ctx)
@@ -76,65 +114,6 @@ func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Cont
 	return lead.ctx, lead, nil
 }
 
-// compete waits for its turn and for the grant, and sees to the lead until it is released.
-func (l *Leases) compete(ctx context.Context, name string, wait bool) (*Lead, error) {
-	end, err := l.begin(ctx, "lead "+name, wait)
-	if end == nil {
-		return nil, err
-	}
-	scope, asked, err := l.win(ctx, name, wait)
-	if scope == nil {
-		defer end()
-		if wait {
-			l.giveUp(name, err)
-		}
-		return nil, err
-	}
-	worked, endWork := context.WithCancel(context.Background())
-	lead := &Lead{scope, endWork, make(chan struct{})}
-	go func() {
-		defer end()
-		defer close(lead.released)
-		scope.watch(asked)
-		<-worked.Done()
-		l.release(name, scope.session, scope.fence)
-	}()
-	return lead, nil
-}
-
-// win asks for the lease until it is granted. Without `wait` it asks once, and the scope may be nil without an error.
-func (l *Leases) win(ctx context.Context, name string, wait bool) (*Scope, <-chan struct{}, error) {
-	for wait || l.State() == Trusted {
-		session, asked, err := l.ready(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		got, err := l.acquire(name, session, wait)
-		if err != nil && !errors.Is(err, ErrLost) {
-			return nil, nil, err
-		}
-		if got.Granted {
-			if scope, err := l.newScope(ctx, name, got.Fence, session); err == nil {
-				return scope, asked, nil
-			}
-			l.release(name, session, got.Fence) // the trust has ended
-		}
-		if !wait {
-			break
-		}
-		var again <-chan time.Time
-		if got.Reason != "queued" { // it has no place in line
-			again = time.After(time.Second)
-		}
-		select {
-		case <-asked:
-		case <-again:
-		case <-ctx.Done():
-		}
-	}
-	return nil, nil, context.Cause(ctx)
-}
-
 type grant struct {
 	Granted bool
 	Fence   int64 // 0 without one
@@ -142,11 +121,11 @@ type grant struct {
 	Reason  string
 }
 
-func (l *Leases) acquire(name, session string, wait bool) (grant, error) {
+func (l *Leases) acquire(name, session string, queue bool) (grant, error) {
 	sent := l.now()
-	rows, err := query[grant](l.life, l, session, `SELECT granted, coalesce(fence, 0),
+	rows, err := query[grant](l, session, `SELECT granted, coalesce(fence, 0),
 			coalesce(trust_ms, 0) * interval '1 ms', reason
-		FROM eskit_lease.lease_acquire($1::text, $2::uuid, queue => $3::boolean)`, name, session, wait)
+		FROM eskit_lease.lease_acquire($1::text, $2::uuid, queue => $3::boolean)`, name, session, queue)
 	if err != nil {
 		return grant{}, err
 	}
@@ -157,47 +136,34 @@ func (l *Leases) acquire(name, session string, wait bool) (grant, error) {
 	return got, nil
 }
 
-// watch asks again at each ask, until the scope has ended.
-func (s *Scope) watch(asked <-chan struct{}) {
-	l := s.leases
-	for {
+// attend asks again at each ask, until the scope has ended. Once its work has, it releases the lease.
+func (d *Lead) attend(asked <-chan struct{}) {
+	l := d.leases
+	for d.Trusted() {
 		select {
-		case <-s.ctx.Done():
-			return
+		case <-d.ctx.Done():
+			continue
 		case <-asked:
 		}
 		l.mu.Lock()
 		asked = l.asked
 		l.mu.Unlock()
-		got, err := l.acquire(s.resource, s.session, false)
-		if err == nil && got.Fence != s.fence {
+		got, err := l.acquire(d.resource, d.session, false)
+		if err == nil && got.Fence != d.fence {
 			err = errors.New("the server answers: " + got.Reason)
 		}
 		if err != nil {
-			s.end(err)
+			d.end(err)
 		}
-		if got.Granted && got.Fence != s.fence {
-			l.release(s.resource, s.session, got.Fence)
+		if got.Granted && got.Fence != d.fence {
+			d.release(got.Fence)
 		}
 	}
+	<-d.worked.Done()
+	d.release(d.fence)
 }
 
-func (l *Leases) release(name, session string, fence int64) {
-	err := l.exec(session, `SELECT eskit_lease.lease_release($1::text, $2::bigint)`, name, fence)
-	l.complain("a lease was not released", err)
-}
-
-// giveUp leaves the line for a reason, and releases what was granted before that.
-func (l *Leases) giveUp(name string, why error) {
-	session := l.Session()
-	if session == "" {
-		return // none has a place
-	}
-	err := l.exec(session, `SELECT eskit_lease.lease_cancel($1::text, $2::uuid)`, name, session)
-	if err == nil {
-		err = l.exec(session, `SELECT eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)`, name, session)
-	}
-	if code := sqlstate(err); code == "" || code != sqlstate(why) { // else the caller is told, and had asked in vain
-		l.complain("a place in line was not given up", err)
-	}
+func (d *Lead) release(fence int64) {
+	d.leases.tell("a lease was not released", d.session,
+		`SELECT eskit_lease.lease_release($1::text, $2::bigint)`, d.resource, fence)
 }

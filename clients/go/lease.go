@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -85,29 +86,30 @@ func WithStateHook(hook func(State)) Option { return func(s *settings) { s.hook 
 type Leases struct {
 	settings
 	begun    time.Time
-	line     sync.Mutex // held while there is a connection of the keeper
-	blind    bool       // the keeper's connection cannot watch the table of events
 	second   second
 	life     context.Context // of the calls of the second connection
 	endLife  context.CancelFunc
-	draining chan struct{} // closed when no verb may begin any more
-	idle     chan struct{} // closed when no verb is under way any more
+	patient  context.Context // until what has begun is cancelled
+	hurry    context.CancelFunc
+	drains   sync.Once
+	draining chan struct{}  // closed when no verb may begin any more
+	verbs    sync.WaitGroup // that are under way
 	closed   chan struct{}
 	later    chan func()
-	called   chan struct{} // closed when all of `later` was called
+	told     atomic.Value // the problem that was logged last
+	ran      sync.Map     // the fences of run-once keys whose function began, and whose end is not stored, by key
+	line     sync.Mutex   // held while there is a connection of the keeper
 
 	mu      sync.Mutex
-	core    *core.Core
+	core    core.Core
 	state   State // that was told last
 	timer   *time.Timer
 	present *line
 	problem error                    // of the last call or connection
-	told    string                   // the problem that was logged last
 	asked   chan struct{}            // closed at each ask, and replaced
 	turns   map[string]chan struct{} // of the verbs that are under way; closed at their end
 	scopes  map[*Scope]bool
-	ran     map[string]int64 // the fences of keys whose attempt could not be ended
-	ending  bool             // drains, or closes
+	ending  bool // drains, or closes
 	closing bool
 }
 
@@ -123,32 +125,24 @@ func Open(ctx context.Context, dsn string, options ...Option) (*Leases, error) {
 		return nil, fmt.Errorf("lease: a TTL of %v is too short", l.ttl)
 	}
 	go l.callLater()
-	l.step(l.core.Start)
+	l.step(l.core.Tick)
 	ctx, cancel := context.WithTimeout(ctx, l.patience)
 	defer cancel()
-	if err := l.awaitFirst(ctx); err != nil {
+	err := l.follow(ctx, nil, func(session string, _ <-chan struct{}) (bool, error) {
+		if l.watch == "" {
+			return true, nil
+		}
+		_, err := try[core.Answer](l, session, watchCall, session, l.watch)
+		if cannotWatch(err) { // of which later heartbeats only warn
+			return true, fmt.Errorf("cannot watch %s: %w", l.watch, err)
+		}
+		return true, context.Cause(ctx) // another failure is the keeper's to mend
+	})
+	if err != nil {
 		l.Close()
-		return nil, err
+		return nil, fmt.Errorf("lease: not opened: %w", errors.Join(l.problem, err))
 	}
 	return l, nil
-}
-
-// awaitFirst waits for the first session. It fails where the table of events cannot be watched, of which later heartbeats
-// only warn.
-func (l *Leases) awaitFirst(ctx context.Context) error {
-	session, _, err := l.ready(ctx)
-	if err != nil {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return fmt.Errorf("lease: no session: %w", errors.Join(l.problem, err))
-	}
-	if l.watch != "" {
-		_, err = query[core.Answer](ctx, l, session, watchCall, session, l.watch)
-	}
-	if cannotWatch(err) {
-		return fmt.Errorf("lease: cannot watch %s: %w", l.watch, err)
-	}
-	return context.Cause(ctx) // another failure is the keeper's to mend
 }
 
 func newLeases(dsn string, options []Option) *Leases {
@@ -157,17 +151,18 @@ func newLeases(dsn string, options []Option) *Leases {
 		settings: settings{ttl: 30 * time.Second, patience: 30 * time.Second, log: slog.Default(), hook: func(State) {},
 			name:    fmt.Sprintf("%s-%d-%08x", host, os.Getpid(), rand.Uint32()),
 			connect: func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, dsn) }},
-		begun: time.Now(), second: second{turn: make(chan struct{}, 1)}, state: Starting, asked: make(chan struct{}),
-		draining: make(chan struct{}), idle: make(chan struct{}), closed: make(chan struct{}), called: make(chan struct{}),
-		later: make(chan func(), 1000), turns: map[string]chan struct{}{}, scopes: map[*Scope]bool{},
-		ran: map[string]int64{},
+		begun: time.Now(), state: Starting, asked: make(chan struct{}), draining: make(chan struct{}),
+		closed: make(chan struct{}), later: make(chan func(), 1000), turns: map[string]chan struct{}{},
+		scopes: map[*Scope]bool{},
 	}
 	for _, set := range options {
 		set(&l.settings)
 	}
 	l.life, l.endLife = context.WithCancel(context.Background())
-	l.core = core.New(l.ttl, l.takeover, l.watch != "", rand.Float64)
+	l.patient, l.hurry = context.WithCancel(context.Background())
+	l.core = core.Core{TTL: l.ttl, Takeover: l.takeover, Watches: l.watch != "", Chance: rand.Float64}
 	l.timer = time.AfterFunc(l.ttl, func() { l.step(l.core.Tick) })
+	l.second.turn = make(chan struct{}, 1)
 	l.second.closer = time.AfterFunc(idle, l.second.hangUp)
 	return l
 }
@@ -198,230 +193,77 @@ func (l *Leases) Draining() <-chan struct{} { return l.draining }
 // Drain lets nothing new begin, and waits until what has begun has ended. Once ctx is done it cancels the rest. Then it
 // closes the keeper.
 func (l *Leases) Drain(ctx context.Context) {
-	if session := l.noMore(); session != "" {
-		go func() {
-			l.complain("not drained", l.exec(session, `SELECT eskit_lease.session_drain($1::uuid)`, session))
-		}()
-	}
-	for waits := true; waits; {
-		select {
-		case <-l.idle:
-			waits = false
-		case <-ctx.Done():
-			waits = false
-		case <-time.After(l.ttl): // without trust all is cancelled, and what is given back would wait for the server
-			waits = l.State() == Draining
-		}
-	}
-	l.Close()
+	defer context.AfterFunc(ctx, l.hurry)()
+	l.drains.Do(func() { go l.end() })
+	<-l.closed
 }
 
 // DrainOn drains at the first of these signals, with a time limit for what has begun. The next one has its usual
 // effect.
 func (l *Leases) DrainOn(limit time.Duration, signals ...os.Signal) {
-	caught, stop := signal.NotifyContext(context.Background(), signals...)
+	caught, stop := signal.NotifyContext(l.life, signals...)
 	go func() {
-		defer stop()
-		select {
-		case <-l.closed:
-		case <-caught.Done():
-			stop()
-			ctx, cancel := context.WithTimeout(context.Background(), limit)
-			defer cancel()
-			l.Drain(ctx)
-		}
+		<-caught.Done()
+		stop()
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		l.Drain(ctx)
 	}()
 }
 
 // Close cancels all scopes, waits for their work, but not longer than half of the TTL, and closes the session, which
 // releases what is left. If no connection can be had, the session ends with its TTL. Close returns within a TTL.
 func (l *Leases) Close() {
-	session := l.noMore()
+	l.hurry()
+	l.Drain(context.Background())
+}
+
+// end drains, and closes.
+func (l *Leases) end() {
+	var session string
+	l.step(func(now time.Duration) []core.Action {
+		session, l.ending = l.core.Session, true
+		close(l.draining)
+		return append(l.core.Drain(now), core.Action{Kind: core.Ask}) // which wakes the verbs that wait
+	})
+	ended := make(chan struct{})
+	go func() {
+		l.verbs.Wait()
+		close(ended)
+	}()
+	if session != "" && l.patient.Err() == nil {
+		go l.tell("not drained", session, `SELECT eskit_lease.session_drain($1::uuid)`, session)
+	}
+	for waits := true; waits; {
+		select {
+		case <-ended:
+			waits = false
+		case <-l.patient.Done():
+			waits = false
+		case <-time.After(l.ttl): // without trust all is cancelled, and what is given back would wait for the server
+			waits = l.State() == Draining
+		}
+	}
 	l.mu.Lock()
-	again := l.closing
 	l.closing = true
 	l.cancelScopes(ErrClosed)
 	l.mu.Unlock()
-	if again {
-		<-l.closed
-		return
-	}
-	time.AfterFunc(l.ttl/2, l.endLife)
+	time.AfterFunc(9*l.ttl/10, l.endLife)
 	select {
-	case <-l.idle:
-	case <-l.life.Done():
+	case <-ended:
+	case <-time.After(l.ttl / 2):
 	}
 	if session != "" {
-		ctx, cancel := context.WithTimeout(context.Background(), l.ttl/2)
-		defer cancel()
-		err := l.execIn(ctx, session, `SELECT eskit_lease.session_close($1::uuid)`, session)
-		l.complain("the session was not closed", err)
+		l.tell("the session was not closed", session, closeCall, session)
 	}
 	l.endLife()
 	l.step(l.core.Close)
 	l.second.hangUp()
-	l.mu.Lock()
-	close(l.later)
-	l.mu.Unlock()
+	called := make(chan struct{})
+	l.afterwards(func() { close(called) })
 	select {
-	case <-l.called:
+	case <-called:
 	case <-time.After(100 * time.Millisecond): // a hook may be waiting for this very Close
 	}
 	close(l.closed)
-}
-
-// noMore lets no verb begin from now on, and wakes those that wait. It returns the session.
-func (l *Leases) noMore() (session string) {
-	l.step(func(now time.Duration) []core.Action {
-		session = l.core.Session
-		if l.ending {
-			return nil
-		}
-		l.ending = true
-		close(l.draining)
-		if len(l.turns) == 0 {
-			close(l.idle)
-		}
-		return append(l.core.Drain(now), core.Action{Kind: core.Ask})
-	})
-	return session
-}
-
-// begin waits until nothing else in this process is under way for a key, as the server would give it the same fence. If
-// it would have to wait and must not, `end` is nil.
-func (l *Leases) begin(ctx context.Context, key string, wait bool) (end func(), err error) {
-	if l == nil || l.core == nil {
-		return nil, ErrClosed
-	}
-	for {
-		l.mu.Lock()
-		before, ending := l.turns[key], l.ending
-		if !ending && before == nil {
-			l.turns[key] = make(chan struct{})
-		}
-		l.mu.Unlock()
-		switch {
-		case ending:
-			return nil, ErrClosed
-		case before == nil:
-			return func() { l.finish(key) }, nil
-		case !wait:
-			return nil, nil
-		}
-		select {
-		case <-before:
-		case <-l.draining:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-func (l *Leases) finish(key string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	close(l.turns[key])
-	delete(l.turns, key)
-	if l.ending && len(l.turns) == 0 {
-		close(l.idle)
-	}
-}
-
-// ready waits until the session is trusted. It returns the session, and a channel that is closed at the next ask: as it
-// is taken before the caller's question, no news is missed in between.
-func (l *Leases) ready(ctx context.Context) (session string, asked <-chan struct{}, err error) {
-	for {
-		l.mu.Lock()
-		session, asked = l.core.Session, l.asked
-		state, ending := l.core.State(l.now()), l.ending
-		l.mu.Unlock()
-		switch {
-		case ending:
-			return "", nil, ErrClosed
-		case ctx.Err() != nil:
-			return "", nil, context.Cause(ctx)
-		case state == Trusted:
-			return session, asked, nil
-		}
-		select {
-		case <-asked:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// crew is the user's functions of a call of Join or Work that run.
-type crew struct {
-	mu      sync.Mutex
-	working sync.WaitGroup
-}
-
-// begin counts a function, unless ctx is done.
-func (c *crew) begin(ctx context.Context) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if ctx.Err() != nil {
-		return false
-	}
-	c.working.Add(1)
-	return true
-}
-
-// attend returns once loop has ended, or ctx is done, and all of the crew have ended. Then it waits for giveBack, but
-// no longer than a TTL: the loop may wait for a server that is away, and goes on in the background, as giveBack does.
-func (l *Leases) attend(ctx context.Context, crew *crew, loop func() error, giveBack func()) error {
-	ended, over := make(chan error, 1), make(chan struct{})
-	go func() {
-		defer close(over)
-		ended <- loop()
-		giveBack()
-	}()
-	var err error
-	select {
-	case err = <-ended:
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-		crew.mu.Lock() // nothing is counted after this
-		crew.mu.Unlock()
-	}
-	crew.working.Wait()
-	select {
-	case <-over:
-	case <-time.After(l.ttl):
-	}
-	return err
-}
-
-var errAgain = errors.New("again, after a pause")
-
-// tend calls `look` for a session again and again: at each ask, when a task has ended, and soon after a failure that
-// may pass. It returns when ctx is done, when the keeper drains (nil), or with an error that stays.
-func (l *Leases) tend(ctx context.Context, ended <-chan func(),
-	look func(session string, asked <-chan struct{}) error) error {
-	for {
-		session, asked, err := l.ready(ctx)
-		if errors.Is(err, ErrClosed) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		var again <-chan time.Time
-		switch err = look(session, asked); {
-		case err == nil, errors.Is(err, ErrLost): // the next session asks
-		case !answered(err), isBrief(err), sqlstate(err) == "55000": // drains, is no member, or has found no slot
-			again = time.After(min(time.Second, l.ttl/6))
-		case err == errAgain:
-			again = time.After(time.Second)
-		default:
-			return err
-		}
-		select {
-		case <-asked:
-		case <-again:
-		case end := <-ended:
-			end()
-		case <-ctx.Done():
-		}
-	}
 }

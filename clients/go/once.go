@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"time"
 )
 
 var errHasRun = errors.New("lease: the key was begun before, and what became of it could not be stored")
@@ -33,157 +32,116 @@ const RetryInDoubt OnceOption = 1
 // is away, Once returns a TTL after that context was cancelled; what is to be stored is stored in the background.
 func (l *Leases) Once(ctx context.Context, key string, work func(ctx context.Context, fence int64) (any, error),
 	options ...OnceOption) (Outcome, error) {
-	end, err := l.begin(ctx, "once "+key, true)
+	turn, err := l.begin(ctx, "once "+key, true)
 	if err != nil {
 		return Outcome{}, err
 	}
-	type result struct {
-		run     attempt
-		session string
-		err     error
-	}
-	begun := make(chan result, 1)
+	r := &run{Leases: l, key: key, inDoubt: slices.Contains(options, RetryInDoubt), ended: make(chan ending, 1)}
+	begun := make(chan struct{})
 	go func() {
-		run, session, err := l.beginRun(ctx, key, slices.Contains(options, RetryInDoubt))
-		begun <- result{run, session, err}
+		defer l.finish("once " + key)
+		r.err = l.follow(ctx, nil, r.begin)
+		close(begun)
+		if r.attempt.Fence != 0 {
+			r.store(<-r.ended)
+		}
 	}()
 	select {
-	case got := <-begun:
-		if got.err == nil && got.run.Fence != 0 {
-			return l.execute(ctx, key, got.session, got.run.Fence, work, end)
-		}
-		end()
-		return Outcome{State: got.run.State, Result: got.run.Result}, got.err
+	case <-begun:
 	case <-ctx.Done(): // what a call that is under way begins is given back
-		go func() {
-			defer end()
-			if got := <-begun; got.run.Fence != 0 {
-				l.failRun(key, got.session, got.run.Fence, context.Cause(ctx), true)
-			}
-		}()
+		r.ended <- ending{err: context.Cause(ctx), retry: true}
 		return Outcome{}, context.Cause(ctx)
 	}
+	if r.attempt.Fence == 0 {
+		return Outcome{State: r.attempt.State, Result: r.attempt.Result}, r.err
+	}
+	first := false
+	if r.scope, err = l.newScope(ctx, key, r.attempt.Fence, r.session); err != nil {
+		r.ended <- ending{err: err, retry: true}
+	} else {
+		defer r.scope.cancel(nil)
+		ctx = r.scope.ctx
+		first, err = r.execute(work)
+	}
+	if !l.isOver(ctx, turn) { // the rest goes on in the background
+		return Outcome{First: first, State: "in_doubt"}, cmp.Or(err, context.Cause(ctx))
+	}
+	return Outcome{first, r.attempt.State, r.attempt.Result}, r.err
 }
 
+// attempt is what execution_begin answers, and later what becomes of it.
 type attempt struct {
 	State  string
 	Result json.RawMessage
 	Fence  int64 // 0 without one
 }
 
-// beginRun asks for an attempt, or for what became of the key.
-func (l *Leases) beginRun(ctx context.Context, key string, inDoubt bool) (attempt, string, error) {
-	for {
-		session, asked, err := l.ready(ctx)
-		if err != nil {
-			return attempt{}, "", err
-		}
-		rows, err := query[attempt](l.life, l, session, `SELECT state, result, coalesce(fence, 0)
-			FROM eskit_lease.execution_begin($1::text, $2::uuid, $3::boolean)`, key, session, inDoubt)
-		if err == nil {
-			return rows[0], session, nil
-		}
-		if !errors.Is(err, ErrLost) {
-			return attempt{}, "", err
-		}
-		select {
-		case <-asked:
-		case <-ctx.Done():
-		}
-	}
+// ending is how a function ended.
+type ending struct {
+	value any
+	err   error
+	retry bool
 }
 
-// execute runs an attempt under its fence.
-func (l *Leases) execute(ctx context.Context, key, session string, fence int64,
-	work func(context.Context, int64) (any, error), end func()) (Outcome, error) {
-	outcome, retry, value := Outcome{State: "in_doubt"}, true, any(nil)
-	s, err := l.newScope(ctx, key, fence, session)
-	if err == nil {
-		defer s.cancel(nil)
-		ctx = s.ctx
-		if l.hasRun(key, fence) {
-			err, retry = errHasRun, false
-		}
-	}
-	if err == nil {
-		outcome.First = true
-		returned := false
-		defer func() {
-			if !returned { // it panics, and may run again, but not under this fence
-				go func() {
-					defer end()
-					l.failRun(key, session, fence, errors.New("the function panicked"), true)
-				}()
-			}
-		}()
-		value, err = work(ctx, fence)
-		returned = true
-		err = s.judge(err)
-		retry = err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrUnsure)
-	}
-	type told struct {
-		Outcome
-		err error
-	}
-	done := make(chan told, 1)
-	go func() {
-		defer end()
-		told := told{outcome, err}
-		if err == nil {
-			told.Result, told.err = l.finishRun(key, session, fence, value)
-		}
-		if told.err == nil {
-			told.State = "done"
-		} else if told.err = s.judge(told.err); l.failRun(key, session, fence, told.err, retry) {
-			told.State = "failed"
-		}
-		done <- told
-	}()
-	select {
-	case told := <-done:
-		return told.Outcome, told.err
-	case <-ctx.Done():
-	}
-	select {
-	case told := <-done:
-		return told.Outcome, told.err
-	case <-time.After(l.ttl): // the rest goes on in the background
-		return outcome, cmp.Or(err, s.judge(context.Cause(ctx)))
-	}
+// run is a call of Once.
+type run struct {
+	*Leases
+	attempt attempt
+	key     string
+	inDoubt bool
+	session string
+	scope   *Scope
+	ended   chan ending
+	err     error
 }
 
-// hasRun tells whether a function may have run under a fence: a session whose attempt could not be ended gets it again.
-func (l *Leases) hasRun(key string, fence int64) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ran[key] != fence {
-		delete(l.ran, key)
-	}
-	return l.ran[key] == fence
-}
-
-// finishRun stores the result of a function.
-func (l *Leases) finishRun(key, session string, fence int64, value any) (json.RawMessage, error) {
-	result, err := json.Marshal(value)
-	if err == nil {
-		err = l.exec(session, `SELECT eskit_lease.execution_finish($1::text, $2::bigint, $3::jsonb)`,
-			key, fence, string(result))
-	}
+// begin asks for an attempt, or for what became of the key.
+func (r *run) begin(session string, _ <-chan struct{}) (bool, error) {
+	r.second.refresh()
+	rows, err := query[attempt](r.Leases, session, `SELECT state, result, coalesce(fence, 0)
+		FROM eskit_lease.execution_begin($1::text, $2::uuid, $3::boolean)`, r.key, session, r.inDoubt)
 	if err != nil {
-		return nil, err
+		return stays(err), err
 	}
-	return result, nil
+	r.session, r.attempt = session, rows[0]
+	return true, nil
 }
 
-// failRun stores that an attempt failed, and tells whether it could.
-func (l *Leases) failRun(key, session string, fence int64, why error, retry bool) bool {
-	err := l.fail(session, `SELECT eskit_lease.execution_fail($1::text, $2::bigint, $4::text, $3::boolean)`,
-		why, key, fence, retry)
-	l.complain("a failed run-once key stays in doubt", err)
-	if err != nil && l.Session() == session {
-		l.mu.Lock()
-		l.ran[key] = fence
-		l.mu.Unlock()
+// execute calls the function, and has its end stored, also if it panics: but no fence serves twice.
+func (r *run) execute(work func(context.Context, int64) (any, error)) (first bool, err error) {
+	if ran, _ := r.ran.Swap(r.key, r.attempt.Fence); ran == r.attempt.Fence {
+		r.ended <- ending{err: errHasRun}
+		return false, errHasRun
 	}
-	return err == nil
+	ended := ending{err: errors.New("the function panicked"), retry: true}
+	defer func() { r.ended <- ended }()
+	value, err := work(r.scope.ctx, r.attempt.Fence)
+	err = r.scope.judge(err)
+	ended = ending{value, err, err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrUnsure)}
+	return true, err
+}
+
+// store tells the server the result of a function, or its error.
+func (r *run) store(ended ending) {
+	var result json.RawMessage
+	if r.err = ended.err; r.err == nil {
+		result, r.err = json.Marshal(ended.value)
+	}
+	if r.err == nil {
+		r.err = r.scope.judge(r.exec(r.session, `SELECT eskit_lease.execution_finish($1::text, $2::bigint, $3::jsonb)`,
+			r.key, r.attempt.Fence, string(result)))
+	}
+	var failed error
+	if r.attempt.State, r.attempt.Result = "done", result; r.err != nil {
+		r.attempt.State, r.attempt.Result = "failed", nil
+		failed = r.fail(r.session, `SELECT eskit_lease.execution_fail($1::text, $2::bigint, $4::text, $3::boolean)`,
+			r.err, r.key, r.attempt.Fence, ended.retry)
+	}
+	if failed != nil {
+		r.warn("a failed run-once key stays in doubt", failed)
+		r.attempt.State = "in_doubt"
+	}
+	if failed == nil || errors.Is(failed, ErrLost) {
+		r.ran.Delete(r.key)
+	}
 }

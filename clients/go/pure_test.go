@@ -55,9 +55,9 @@ func told(t *testing.T, ttl time.Duration) *Leases {
 		return nil, ctx.Err()
 	})})
 	go l.callLater()
-	l.step(l.core.Start)
+	l.step(l.core.Tick)
 	l.present.giveUp()
-	l.present = &line{calls: make(chan core.Action, 1), giveUp: func() {}}
+	l.present = &line{calls: make(chan call, 1), giveUp: func() {}}
 	l.step(l.core.Connected)
 	<-l.present.calls
 	l.step(func(now time.Duration) []core.Action {
@@ -97,6 +97,7 @@ func TestDrainWithoutAServer(t *testing.T) {
 		if _, err := l.begin(t.Context(), "x", true); err != nil {
 			t.Fatal(err)
 		}
+		defer l.finish("x")
 		drained := make(chan bool)
 		go func() {
 			l.Drain(context.Background())
@@ -118,39 +119,38 @@ func TestDrainWithoutAServer(t *testing.T) {
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := told(t, time.Second)
-		end, err := l.begin(t.Context(), "x", true)
+		_, err := l.begin(t.Context(), "x", true)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if end, err := l.begin(t.Context(), "x", false); end != nil || err != nil {
+		if turn, err := l.begin(t.Context(), "x", false); turn != nil || err != nil {
 			t.Error("two at once", err)
 		}
 		began := false
 		go func() {
-			end, err := l.begin(t.Context(), "x", true)
-			if err != nil {
+			if _, err := l.begin(t.Context(), "x", true); err != nil {
 				t.Error(err)
 				return
 			}
 			began = true
-			end()
+			l.finish("x")
 		}()
 		synctest.Wait()
 		if began {
 			t.Error("did not wait")
 		}
-		end()
+		l.finish("x")
 		synctest.Wait()
 		if !began {
 			t.Error("did not follow")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		end, _ = l.begin(ctx, "x", true)
+		_, _ = l.begin(ctx, "x", true)
 		cancel()
 		if _, err := l.begin(ctx, "x", true); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-		end()
+		l.finish("x")
 		l.Close()
 		if _, err := l.begin(t.Context(), "x", true); !errors.Is(err, ErrClosed) {
 			t.Error(err)

@@ -22,47 +22,47 @@ type second struct {
 	closer *time.Timer
 }
 
-type answer struct{ Answer any }
-
 const (
 	idle         = 10 * time.Second       // after which the second connection is closed
 	mayHaveEnded = 100 * time.Millisecond // an idle connection, by the server: after that it is looked at
 )
 
+// errUnsent: a call was not sent. So what it would have taken is not taken.
+var errUnsent = errors.New("the call was not sent")
+
 // query repeats a call for a session until the server answers it: the call must be one that may be repeated. It returns
 // ErrLost once the session is known to have ended, however long the server is silent: a session outlives a restart of
-// its server, and would keep for good what nothing gives back. It returns ErrClosed when ctx is done.
-func query[T any](ctx context.Context, l *Leases, session, sql string, args ...any) ([]T, error) {
-	told := "55P03" // by a fenced transaction that is open, as is usual
-	for pause := 50 * time.Millisecond; l.Session() == session; pause = min(2*pause, time.Second) {
-		rows, err := try[T](ctx, l, session, sql, args...)
+// its server, and would keep for good what nothing gives back. A call for no session is repeated in any case.
+func query[T any](l *Leases, session, sql string, args ...any) ([]T, error) {
+	for pause := 50 * time.Millisecond; session == "" || l.Session() == session; pause = min(2*pause, time.Second) {
+		rows, err := try[T](l, session, sql, args...)
 		if err == nil || answered(err) && !isBrief(err) {
 			return rows, err
 		}
-		if code := sqlstate(err); answered(err) && code != told {
-			told = code
-			l.complain("a call is refused for now", err)
+		if sqlstate(err) != "55P03" { // by a fenced transaction that is open, as is usual
+			l.warn("a call is made again", err)
 		}
 		select {
 		case <-time.After(pause):
-		case <-ctx.Done():
-			return nil, errors.Join(ErrClosed, err)
+		case <-l.life.Done():
+			return nil, ErrClosed
 		}
 	}
 	return nil, ErrLost
 }
 
-// exec repeats the call of a function, whose answer does not matter, until the server answers it.
+// exec repeats the call of a function, whose answer does not matter, until the server answers it. The call waits for
+// fenced transactions that are open. Its wait is limited, as the server does not notice that a call is given up, and
+// would go on waiting beside the next one.
 func (l *Leases) exec(session, sql string, args ...any) error {
-	return l.execIn(l.life, session, sql, args...)
+	sql += fmt.Sprintf(" FROM set_config('lock_timeout', '%d ms', true)", l.ttl.Milliseconds()/4)
+	_, err := query[struct{ Answer any }](l, session, sql, args...)
+	return err
 }
 
-// execIn is exec until ctx is done. The call waits for fenced transactions that are open. Its wait is limited, as the
-// server does not notice that a call is given up, and would go on waiting beside the next one.
-func (l *Leases) execIn(ctx context.Context, session, sql string, args ...any) error {
-	sql += fmt.Sprintf(" FROM set_config('lock_timeout', '%d ms', true)", l.ttl.Milliseconds()/4)
-	_, err := query[answer](ctx, l, session, sql, args...)
-	return err
+// tell is exec where no caller can be told an error: it is logged.
+func (l *Leases) tell(failure, session, sql string, args ...any) {
+	l.warn(failure, l.exec(session, sql, args...))
 }
 
 // fail tells the server an error, as the last argument of a call. It is told in other words if the server cannot store
@@ -70,47 +70,32 @@ func (l *Leases) execIn(ctx context.Context, session, sql string, args ...any) e
 func (l *Leases) fail(session, sql string, why error, args ...any) error {
 	text := strings.ReplaceAll(strings.ToValidUTF8(why.Error(), "\ufffd"), "\x00", "\ufffd")
 	err := l.exec(session, sql, append(args, text)...)
-	if answered(err) && sqlstate(err) != "LF001" && !errors.Is(err, ErrLost) {
+	if stays(err) && sqlstate(err) != "LF001" {
 		err = l.exec(session, sql, append(args, "the error's text could not be stored")...)
 	}
 	return err
 }
 
-// isBrief tells whether the server refused a call only for now.
-func isBrief(err error) bool {
-	switch code := sqlstate(err); code {
-	case "55P03", "57014", "40001", "40P01", "25006": // 25006: the server stands by, until it is promoted
-		return true
-	default:
-		return strings.HasPrefix(code, "53") && code != "53400" // of its resources, but not a limit that was set
-	}
-}
-
 // try makes a call for a session once, and returns its rows by the position of their columns.
-func try[T any](ctx context.Context, l *Leases, session, sql string, args ...any) (rows []T, err error) {
+func try[T any](l *Leases, session, sql string, args ...any) (rows []T, err error) {
 	s := &l.second
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()
-	case <-ctx.Done():
+	case <-l.life.Done():
 		return nil, ErrClosed
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.ttl/2)
+	ctx, cancel := context.WithTimeout(l.life, l.ttl/2)
 	defer cancel()
 	s.closer.Stop()
-	if s.conn != nil && time.Since(s.used) > mayHaveEnded && hasEnded(ctx, s.conn) {
-		reset(s.conn)
-		s.conn = nil
-	}
 	if s.conn == nil {
 		if s.conn, err = l.connect(ctx); err != nil {
-			return nil, err
+			return nil, errors.Join(errUnsent, err)
 		}
 	}
 	sent := l.now()
 	if rows, err = rowsOf[T](ctx, s.conn, sql, args); err != nil && !answered(err) {
-		reset(s.conn)
-		s.conn = nil
+		s.drop()
 		return nil, err
 	}
 	if sqlstate(err) == "LF003" {
@@ -122,13 +107,33 @@ func try[T any](ctx context.Context, l *Leases, session, sql string, args ...any
 	return rows, err
 }
 
-// hasEnded tells whether the server has ended an idle connection. A call on it would be lost, and the keeper would not
-// know whether it was made.
-func hasEnded(ctx context.Context, conn *pgx.Conn) bool {
-	ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
+// refresh drops a connection that the server has ended while it was idle. A call on it would be lost, and the keeper
+// would not know whether it was made.
+func (s *second) refresh() {
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	if s.conn == nil || time.Since(s.used) < mayHaveEnded {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
-	_, err := conn.PgConn().ReceiveMessage(ctx)
-	return err != nil && !pgconn.Timeout(err)
+	if _, err := s.conn.PgConn().ReceiveMessage(ctx); err != nil && !pgconn.Timeout(err) {
+		s.drop()
+	}
+}
+
+// drop gives the connection up, and discards what it has sent and the network not delivered. After a mere close the
+// kernel would go on sending it, and the call could arrive when nothing wants it any more.
+func (s *second) drop() {
+	end := s.conn.PgConn().Conn()
+	s.conn = nil
+	if secured, ok := end.(interface{ NetConn() net.Conn }); ok {
+		end = secured.NetConn()
+	}
+	if tcp, ok := end.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = end.Close()
 }
 
 // hangUp closes the second connection, once no call is under way.
@@ -147,19 +152,6 @@ func hangUp(conn *pgx.Conn) {
 	defer cancel()
 	_ = conn.Close(ctx)
 	_ = conn.PgConn().Conn().Close() // pgx keeps a broken one open for up to 15 s, to cancel its statement
-}
-
-// reset closes a connection, and discards what it has sent and the network not delivered. After a mere close the kernel
-// would go on sending it, and the call could arrive when nothing wants it any more.
-func reset(conn *pgx.Conn) {
-	end := conn.PgConn().Conn()
-	if secured, ok := end.(interface{ NetConn() net.Conn }); ok {
-		end = secured.NetConn()
-	}
-	if tcp, ok := end.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0)
-	}
-	_ = end.Close()
 }
 
 // rowsOf runs a statement without preparing it under a name, as poolers need it.

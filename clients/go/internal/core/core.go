@@ -10,7 +10,6 @@ const (
 	shortestWait                     = 100 * time.Millisecond // a shorter one would be a poll
 	firstReopen, longestReopen       = time.Second, time.Minute
 	errorPause                       = time.Second
-	past                             = time.Duration(-1 << 63)
 )
 
 // Never is later than any time.
@@ -62,47 +61,32 @@ type Action struct {
 	Why      string        // of Warn: an SQLSTATE, or "taken"
 }
 
-type call struct {
-	kind    Kind
-	sent    time.Duration
-	session string
-}
-
 // Core decides what the keeper of one process does. It is not safe for concurrent use. Its events return actions, in
-// the order in which to do them.
+// the order in which to do them. The first event is a Tick.
 type Core struct {
 	TTL      time.Duration
 	Takeover bool
 	Watches  bool           // heartbeats name a table to watch, and the first one begins the watch
 	Chance   func() float64 // from 0 to 1
 
-	Session      string // empty without one
-	Revision     int64
-	TrustedUntil time.Duration
+	Session      string        // empty without one
+	TrustedUntil time.Duration // 0 without trust
 
-	actions      []Action // of the event at hand
-	connected    bool
-	draining     bool
-	closed       bool
-	call         *call         // under way
-	heard        time.Duration // when the newest call that was answered was made
-	handedOut    bool          // scopes may be trusting
-	hadSession   bool
-	openedAt     time.Duration
-	attempts     int
-	nextConnect  time.Duration // Never: none
-	nextCall     time.Duration
-	noWaitBefore time.Duration
-	longestWait  time.Duration
-	reopenPause  time.Duration
-	beatsFirst   bool // before it waits
-	renounced    bool // the present session, by this keeper
-}
+	actions []Action // of the event at hand
 
-// New returns a core that was not started.
-func New(ttl time.Duration, takeover, watches bool, chance func() float64) *Core {
-	return &Core{TTL: ttl, Takeover: takeover, Watches: watches, Chance: chance, TrustedUntil: past, heard: past,
-		nextConnect: Never, longestWait: Never, reopenPause: firstReopen}
+	connected, draining, closed, hadSession bool
+	handedOut                               bool // scopes may be trusting
+	beatsFirst                              bool // before it waits
+
+	calling     Kind          // the call that is under way; empty without one
+	sent, heard time.Duration // when it was made, and when the newest one that was answered was
+	calledFor   string        // its session
+
+	revision                  int64
+	attempts                  int           // to connect
+	nextConnect, nextCall     time.Duration // Never: none
+	openedAt, reopenPause     time.Duration
+	noWaitBefore, longestWait time.Duration
 }
 
 // State returns the state at a time.
@@ -124,25 +108,19 @@ func (c *Core) State(now time.Duration) State {
 
 // Deadline returns when the next Tick is due; Never if none is.
 func (c *Core) Deadline() time.Duration {
-	at := Never
-	if c.handedOut {
-		at = c.TrustedUntil
-	}
+	at := c.nextConnect
 	switch {
 	case c.closed:
 		return Never
-	case c.call != nil:
-		return min(at, c.call.sent+c.TTL/2)
+	case c.calling != "":
+		at = c.sent + c.TTL/2
 	case c.connected:
-		return min(at, c.nextCall)
+		at = c.nextCall
 	}
-	return min(at, c.nextConnect)
-}
-
-// Start begins.
-func (c *Core) Start(now time.Duration) []Action {
-	c.nextConnect = now
-	return c.Tick(now)
+	if c.handedOut {
+		return min(at, c.TrustedUntil)
+	}
+	return at
 }
 
 // Connected tells that the connection was made.
@@ -159,33 +137,28 @@ func (c *Core) Disconnected(now time.Duration) []Action {
 
 // Answered tells the answer of the call that is under way.
 func (c *Core) Answered(now time.Duration, answer Answer) []Action {
-	call := *c.call
-	c.call = nil
-	c.attempts, c.beatsFirst = 0, false
+	kind := c.calling
+	c.calling, c.attempts, c.beatsFirst = "", 0, false
 	switch {
-	case call.session != c.Session: // meanwhile that session was known to have ended
+	case c.calledFor != c.Session: // meanwhile that session was known to have ended
 	case !answer.Alive:
 		c.ended(now)
-	case call.kind == Open:
-		c.Session, c.Revision = answer.Session, answer.Revision
-		c.hadSession, c.openedAt, c.beatsFirst = true, now, c.Watches
-		c.believe(now, call.sent, answer.Trust)
 	default:
-		c.learn(now, call, answer)
+		c.learn(now, kind, answer)
 	}
 	return c.Tick(now)
 }
 
 // Failed tells that the call that is under way raised an error of the server, on a connection that is still good.
 func (c *Core) Failed(now time.Duration, sqlstate string) []Action {
-	call := *c.call
-	c.call = nil
+	kind := c.calling
+	c.calling = ""
 	switch {
-	case call.session != c.Session:
-	case (sqlstate == "LF003" || sqlstate == "55000") && call.kind != Open: // 55000: a server before 0.3.0
+	case c.calledFor != c.Session:
+	case (sqlstate == "LF003" || sqlstate == "55000") && kind != Open: // 55000: a server before 0.3.0
 		c.ended(now)
-	case sqlstate == "57014" && call.kind == Wait: // it was cut short
-		c.attempts, c.longestWait = 0, (now-call.sent)/2
+	case sqlstate == "57014" && kind == Wait: // it was cut short
+		c.attempts, c.longestWait = 0, (now-c.sent)/2
 	default:
 		c.nextCall = now + min(errorPause, c.TTL/6)
 		c.do(Action{Kind: Warn, Why: sqlstate})
@@ -193,24 +166,24 @@ func (c *Core) Failed(now time.Duration, sqlstate string) []Action {
 	return c.Tick(now)
 }
 
-// Heard tells an answer of another connection, to a call of the present session that was made at `sent`.
-func (c *Core) Heard(now, sent time.Duration, answer Answer) []Action {
+// Heard tells an answer of another connection, to a call of a session that was made at `sent`.
+func (c *Core) Heard(now time.Duration, session string, sent time.Duration, answer Answer) []Action {
 	switch {
-	case c.Session == "":
-		return nil
+	case session == "" || session != c.Session:
 	case answer.Alive:
-		c.believe(now, sent, answer.Trust)
+		c.believe(now, sent, answer.Trust, false)
 	default:
 		c.ended(now)
 	}
 	return c.Tick(now)
 }
 
-// Renounced tells that the keeper itself closes the present session. It is not believed any more, so that its end is not
-// taken for the deed of another process.
-func (c *Core) Renounced(now time.Duration) []Action {
-	c.renounced, c.TrustedUntil = true, past
-	return c.Tick(now)
+// Replaced tells that the keeper itself closes a session, to have another. So no other process has ended it.
+func (c *Core) Replaced(now time.Duration, session string) []Action {
+	if session == c.Session {
+		c.TrustedUntil = 0
+	}
+	return c.Heard(now, session, now, Answer{Alive: false})
 }
 
 // Tick tells that time has passed.
@@ -218,11 +191,13 @@ func (c *Core) Tick(now time.Duration) []Action {
 	if now >= c.TrustedUntil {
 		c.cancel()
 	}
-	if c.call != nil && now >= c.call.sent+c.TTL/2 {
+	if c.calling != "" && now >= c.sent+c.TTL/2 {
 		c.loseConnection(now)
 		c.do(Action{Kind: Disconnect})
 	}
-	c.goOn(now)
+	if !c.closed && c.calling == "" {
+		c.goOn(now)
+	}
 	actions := c.actions
 	c.actions = nil
 	return actions
@@ -258,27 +233,25 @@ func (c *Core) close() {
 	if c.connected {
 		c.do(Action{Kind: Disconnect})
 	}
-	c.closed, c.connected, c.call, c.Session, c.TrustedUntil = true, false, nil, "", past
+	c.closed, c.connected, c.calling, c.Session, c.TrustedUntil = true, false, "", "", 0
 }
 
 // goOn makes the next connection or call, if its time has come.
 func (c *Core) goOn(now time.Duration) {
-	switch {
-	case c.closed || c.call != nil:
-		return
-	case !c.connected:
+	if !c.connected {
 		if now >= c.nextConnect {
 			c.nextConnect = Never
 			c.do(Action{Kind: Connect})
 		}
 		return
-	case now < c.nextCall:
+	}
+	if now < c.nextCall {
 		return
 	}
 	if c.longestWait < shortestWait {
 		c.noWaitBefore, c.longestWait = now+c.TTL/3, Never
 	}
-	next := Action{Kind: Wait, Timeout: min(c.TTL/3, c.longestWait), Revision: c.Revision}
+	next := Action{Kind: Wait, Timeout: min(c.TTL/3, c.longestWait), Revision: c.revision}
 	switch {
 	case c.Session == "":
 		next = Action{Kind: Open, Takeover: c.Takeover && !c.hadSession}
@@ -287,36 +260,39 @@ func (c *Core) goOn(now time.Duration) {
 	case now >= c.TrustedUntil:
 		next.Timeout = min(c.TTL/10, c.longestWait)
 	}
-	c.call = &call{next.Kind, now, c.Session}
+	c.calling, c.sent, c.calledFor = next.Kind, now, c.Session
 	c.do(next)
 }
 
-// learn takes in the answer of a heartbeat or a wait, and decides when the next call is due.
-func (c *Core) learn(now time.Duration, call call, answer Answer) {
+// learn takes in the answer of a call, and decides when the next one is due.
+func (c *Core) learn(now time.Duration, kind Kind, answer Answer) {
+	if kind == Open {
+		c.Session, c.revision = answer.Session, answer.Revision
+		c.hadSession, c.openedAt, c.beatsFirst = true, now, c.Watches
+	}
 	if answer.Reason == "wait_limit" {
 		c.noWaitBefore = now + c.TTL/3
 	}
-	c.believe(now, call.sent, answer.Trust)
+	isNews := answer.Revision > c.revision
+	c.revision = max(c.revision, answer.Revision)
+	c.believe(now, c.sent, answer.Trust, isNews)
 	switch {
-	case answer.Revision > c.Revision:
-		c.Revision = answer.Revision
-		if len(c.actions) == 0 { // else trust is back, and they ask already
-			c.do(Action{Kind: Ask})
-		}
+	case isNews || kind == Open:
 	case now < c.noWaitBefore:
-		c.nextCall = call.sent + c.jitter(min(beatPause, c.TTL/3), 0.75)
-	case call.kind == Wait && now < call.sent+shortestWait:
-		c.nextCall = call.sent + shortestWait
+		c.nextCall = c.sent + c.jitter(min(beatPause, c.TTL/3), 0.75)
+	case kind == Wait && now < c.sent+shortestWait:
+		c.nextCall = c.sent + shortestWait
 	}
 }
 
-// believe counts the trust from before the call. When trust is back, all scopes ask.
-func (c *Core) believe(now, sent, trust time.Duration) {
-	if sent >= c.heard && !c.renounced {
+// believe counts the trust from before the call. When trust is back, or if there is news, all scopes ask.
+func (c *Core) believe(now, sent, trust time.Duration, isNews bool) {
+	if sent >= c.heard {
 		c.heard, c.TrustedUntil = sent, sent+trust
 	}
-	if !c.handedOut && now < c.TrustedUntil {
-		c.handedOut = true
+	isBack := !c.handedOut && now < c.TrustedUntil
+	c.handedOut = c.handedOut || isBack
+	if isBack || isNews {
 		c.do(Action{Kind: Ask})
 	}
 }
@@ -326,22 +302,23 @@ func (c *Core) believe(now, sent, trust time.Duration) {
 func (c *Core) ended(now time.Duration) {
 	taken := now < c.TrustedUntil
 	c.cancel()
-	c.Session, c.beatsFirst, c.renounced, c.TrustedUntil, c.nextCall = "", false, false, past, now
+	c.Session, c.beatsFirst, c.TrustedUntil, c.nextCall = "", false, 0, now
 	if c.draining {
 		c.close()
 	} else if taken {
 		if now >= c.openedAt+longestReopen {
-			c.reopenPause = firstReopen
+			c.reopenPause = 0
 		}
-		c.nextCall = now + c.jitter(c.reopenPause, 0.5)
-		c.reopenPause = min(2*c.reopenPause, longestReopen)
+		pause := max(c.reopenPause, firstReopen)
+		c.nextCall += c.jitter(pause, 0.5)
+		c.reopenPause = min(2*pause, longestReopen)
 		c.do(Action{Kind: Warn, Why: "taken"})
 	}
 }
 
 // loseConnection lets the first new try be made at once. Later tries come after a pause that doubles.
 func (c *Core) loseConnection(now time.Duration) {
-	c.connected, c.call, c.nextConnect = false, nil, now
+	c.connected, c.calling, c.nextConnect = false, "", now
 	if c.attempts > 0 {
 		c.nextConnect += c.jitter(min(minConnectPause<<(c.attempts-1), maxConnectPause, c.TTL/6), 0.5)
 	}

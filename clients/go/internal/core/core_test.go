@@ -63,7 +63,7 @@ func happen(t *testing.T, c *Core, now time.Duration, event json.RawMessage) []A
 	}
 	switch name {
 	case "start":
-		return c.Start(now)
+		return c.Tick(now)
 	case "connected":
 		return c.Connected(now)
 	case "disconnected":
@@ -73,7 +73,7 @@ func happen(t *testing.T, c *Core, now time.Duration, event json.RawMessage) []A
 	case "failed":
 		return c.Failed(now, with.SQLState)
 	case "heard":
-		return c.Heard(now, ms(with.Sent), answer)
+		return c.Heard(now, c.Session, ms(with.Sent), answer)
 	case "tick":
 		return c.Tick(now)
 	case "drain":
@@ -119,7 +119,8 @@ func TestVectors(t *testing.T) {
 			if v.Settings.Random != nil {
 				chance = *v.Settings.Random
 			}
-			c := New(ms(v.Settings.TTL), v.Settings.Takeover, v.Settings.Watches, func() float64 { return chance })
+			c := &Core{TTL: ms(v.Settings.TTL), Takeover: v.Settings.Takeover, Watches: v.Settings.Watches,
+				Chance: func() float64 { return chance }}
 			for i, step := range v.Steps {
 				where := fmt.Sprintf("step %d at %d: %s", i, step.At, step.Event)
 				if got := told(happen(t, c, ms(step.At), step.Event)); !reflect.DeepEqual(got, step.Actions) {
@@ -149,22 +150,23 @@ func deadline(c *Core) string {
 	return fmt.Sprint(at.Milliseconds())
 }
 
-// A session that the keeper closes itself is not believed any more, and was not taken by another process.
-func TestRenounced(t *testing.T) {
-	c := New(ms(3000), false, false, func() float64 { return 1 })
-	c.Start(0)
+// A session that the keeper closes itself was not taken by another process, and the next one opens at once.
+func TestReplaced(t *testing.T) {
+	c := &Core{TTL: ms(3000), Chance: func() float64 { return 1 }}
+	c.Tick(0)
 	c.Connected(0)
 	c.Answered(0, Answer{Alive: true, Trust: ms(3000), Session: "s1", Revision: 1})
-	if got := told(c.Renounced(ms(10))); len(got) != 1 || got[0] != "cancel" || c.State(ms(10)) != Doubting {
+	if got := told(c.Replaced(ms(5), "s0")); got != nil || c.State(ms(5)) != Trusted {
+		t.Error(got, c.State(ms(5)))
+	}
+	if got := told(c.Replaced(ms(10), "s1")); len(got) != 1 || got[0] != "cancel" || c.State(ms(10)) != Lost {
 		t.Error(got, c.State(ms(10)))
 	}
-	c.Answered(ms(20), Answer{Alive: true, Trust: ms(3000), Revision: 2})
-	c.Heard(ms(30), ms(25), Answer{Alive: true, Trust: ms(3000)})
-	if state := c.State(ms(30)); state != Doubting {
+	c.Heard(ms(30), "s1", ms(25), Answer{Alive: true, Trust: ms(3000)})
+	if state := c.State(ms(30)); state != Lost {
 		t.Error(state)
 	}
-	c.Heard(ms(40), ms(40), Answer{})
-	got := c.Answered(ms(50), Answer{}) // of the wait that was under way
+	got := c.Answered(ms(50), Answer{Alive: true, Trust: ms(3000), Revision: 2}) // of the wait that was under way
 	if len(got) != 1 || got[0].Kind != Open {
 		t.Error(got)
 	}
