@@ -37,22 +37,27 @@ func (l *Leases) now() time.Duration { return time.Since(l.begun) }
 
 // step tells the core an event, does what it decides, and sets the timer for the next tick. It never waits, neither for
 // the network nor for a logger: nothing holds up a cancellation.
-func (l *Leases) step(event func(now time.Duration) []core.Action) {
+func (l *Leases) step(event func(now time.Duration)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, action := range event(l.now()) {
+	event(l.now())
+	for _, action := range l.core.Tick(l.now()) {
 		l.do(action)
 	}
 	l.timer.Stop()
 	if at := l.core.Deadline(); at != core.Never {
 		l.timer.Reset(at - l.now())
 	}
-	if state := l.core.State(l.now()); state != l.state {
+	state := l.core.State(l.now())
+	if l.ending && state != Draining { // without trust all is cancelled, and what is given back waits for the server
+		l.hurry()
+	}
+	if state == Closed && l.present != nil { // a connection that is still being made
+		l.present.giveUp()
+		l.present = nil
+	}
+	if state != l.state {
 		l.state = state
-		if state == Closed && l.present != nil { // a connection that is still being made
-			l.present.giveUp()
-			l.present = nil
-		}
 		level := slog.LevelInfo
 		if state == Doubting || state == Lost {
 			level = slog.LevelWarn
@@ -65,30 +70,30 @@ func (l *Leases) step(event func(now time.Duration) []core.Action) {
 }
 
 func (l *Leases) do(action core.Action) {
-	switch action.Kind {
-	case core.Connect:
+	switch action.Do {
+	case "connect":
 		ctx, giveUp := context.WithCancel(context.Background())
 		l.present = &line{ctx, giveUp, make(chan call, 1)}
 		go l.keep(l.present)
-	case core.Disconnect:
+	case "disconnect":
 		l.present.giveUp()
 		l.present = nil
-	case core.Open:
+	case "open":
 		l.present.calls <- call{openCall, []any{l.name, l.ttl, action.Takeover}}
-	case core.Wait:
+	case "wait":
 		l.present.calls <- call{waitCall, []any{l.core.Session, action.Revision, action.Timeout}}
-	case core.Beat:
+	case "beat":
 		if l.watch != "" {
 			l.present.calls <- call{watchCall, []any{l.core.Session, l.watch}}
 		} else {
 			l.present.calls <- call{beatCall, []any{l.core.Session}}
 		}
-	case core.Cancel:
+	case "cancel":
 		l.cancelScopes(nil)
-	case core.Ask:
+	case "ask":
 		close(l.asked)
 		l.asked = make(chan struct{})
-	case core.Warn:
+	case "warn":
 		if action.Why == "taken" {
 			l.problem = errTaken
 		}
@@ -106,7 +111,7 @@ func (l *Leases) keep(line *line) {
 	if err == nil {
 		defer hangUp(conn)
 	}
-	l.happen(line, err, l.core.Connected)
+	l.happen(line, err, func(time.Duration) { l.core.Connected() })
 	for err == nil || answered(err) {
 		select {
 		case <-line.ctx.Done():
@@ -118,30 +123,32 @@ func (l *Leases) keep(line *line) {
 				l.warn("cannot watch "+l.watch, err)
 				rows, err = rowsOf[core.Answer](line.ctx, conn, beatCall, call.args[:1])
 			}
-			l.happen(line, err, func(now time.Duration) []core.Action {
+			l.happen(line, err, func(now time.Duration) {
 				if err != nil {
-					return l.core.Failed(now, sqlstate(err))
+					l.core.Failed(now, sqlstate(err))
+				} else {
+					l.told.Store("")
+					l.core.Answered(now, rows[0])
 				}
-				l.told.Store("")
-				return l.core.Answered(now, rows[0])
 			})
 		}
 	}
 }
 
 // happen tells the core what happened to a connection, unless it was given up.
-func (l *Leases) happen(line *line, problem error, event func(time.Duration) []core.Action) {
-	l.step(func(now time.Duration) []core.Action {
-		if l.present != line {
-			return nil
-		}
-		l.problem = problem
-		if problem != nil && !answered(problem) {
+func (l *Leases) happen(line *line, problem error, event func(now time.Duration)) {
+	l.step(func(now time.Duration) {
+		switch {
+		case l.present != line:
+			return
+		case problem != nil && !answered(problem):
 			l.present = nil
 			l.warn("no connection", problem)
-			return l.core.Disconnected(now)
+			l.core.Disconnected(now)
+		default:
+			event(now)
 		}
-		return event(now)
+		l.problem = problem
 	})
 }
 
@@ -153,12 +160,12 @@ func cannotWatch(err error) bool {
 
 // heard tells the core what another connection answered to a call for a session.
 func (l *Leases) heard(session string, sent time.Duration, answer core.Answer) {
-	l.step(func(now time.Duration) []core.Action { return l.core.Heard(now, session, sent, answer) })
+	l.step(func(now time.Duration) { l.core.Heard(now, session, sent, answer) })
 }
 
 // replace closes the session, and the keeper opens another.
 func (l *Leases) replace(session string) error {
-	l.step(func(now time.Duration) []core.Action { return l.core.Replaced(now, session) })
+	l.step(func(now time.Duration) { l.core.Replaced(now, session) })
 	return l.exec("", closeCall, session)
 }
 

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -46,50 +47,37 @@ func (d *Lead) Release() {
 }
 
 func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Context, *Lead, error) {
-	turn, err := l.begin(ctx, "lead "+name, wait)
-	if turn == nil {
-		return ctx, nil, err
-	}
 	gone := ctx
-	if !wait { // it does not wait for a server that is away, either
-		asking, err := l.newScope(ctx, name, 0, l.Session())
-		if err != nil {
-			l.finish("lead " + name)
-			return ctx, nil, context.Cause(ctx)
-		}
+	if !wait && l != nil { // it does not wait for a server that is away, either
+		asking, _ := l.newScope(ctx, name, 0, l.Session())
 		defer asking.cancel(nil)
 		gone = asking.ctx
 	}
 	var lead *Lead
-	var asked <-chan struct{}
-	place := "" // the session that may have a place in line, or a lease without a scope
-	compete := func(session string, next <-chan struct{}) (bool, error) {
-		got, err := l.acquire(name, session, wait)
-		if got.Granted || got.Reason == "queued" {
-			place = session
-		}
-		if got.Granted {
-			if scope, err := l.newScope(ctx, name, got.Fence, session); err == nil {
-				worked, endWork := context.WithCancel(context.Background())
-				lead, asked = &Lead{scope, worked, endWork, turn}, next
+	given := make(chan error, 1)
+	turn, err := l.verb(gone, "lead "+name, wait, func() {
+		var asked <-chan struct{}
+		place := "" // the session that may have a place in line, or a lease without a scope
+		given <- l.follow(gone, nil, func(session string, next <-chan struct{}) (bool, error) {
+			got, err := l.acquire(name, session, wait)
+			switch {
+			case stays(err):
+				return true, err
+			case got.Granted:
+				place = session
+				if scope, err := l.newScope(ctx, name, got.Fence, session); err == nil {
+					worked, endWork := context.WithCancel(context.Background())
+					lead, asked = &Lead{scope, worked, endWork, nil}, next
+				}
+			case got.Reason == "queued":
+				place = session
+				return false, nil
+			}
+			if lead != nil || !wait {
 				return true, nil
 			}
-		}
-		switch {
-		case stays(err):
-			return true, err
-		case !wait:
-			return true, nil
-		case err == nil && got.Reason != "queued": // it has no place in line
-			return false, errAgain
-		}
-		return false, err
-	}
-	given := make(chan struct{})
-	go func() {
-		defer l.finish("lead " + name)
-		err = l.follow(ctx, nil, compete)
-		close(given)
+			return false, cmp.Or(err, errAgain) // it has no place in line
+		})
 		if lead != nil {
 			lead.attend(asked)
 		} else if place != "" {
@@ -98,9 +86,12 @@ func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Cont
 			l.tell("a lease was not released", place,
 				`SELECT eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)`, name, place)
 		}
-	}()
+	})
+	if turn == nil {
+		return ctx, nil, err
+	}
 	select {
-	case <-given:
+	case err = <-given:
 	case <-gone.Done(): // a call that is under way must end before the place is given up
 		go func() {
 			<-given
@@ -111,6 +102,7 @@ func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Cont
 	if lead == nil {
 		return ctx, nil, err
 	}
+	lead.released = turn
 	return lead.ctx, lead, nil
 }
 

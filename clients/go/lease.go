@@ -89,7 +89,7 @@ type Leases struct {
 	second   second
 	life     context.Context // of the calls of the second connection
 	endLife  context.CancelFunc
-	patient  context.Context // until what has begun is cancelled
+	patient  context.Context // done when what has begun is cancelled
 	hurry    context.CancelFunc
 	drains   sync.Once
 	draining chan struct{}  // closed when no verb may begin any more
@@ -110,7 +110,6 @@ type Leases struct {
 	turns   map[string]chan struct{} // of the verbs that are under way; closed at their end
 	scopes  map[*Scope]bool
 	ending  bool // drains, or closes
-	closing bool
 }
 
 // Open starts a keeper, and waits until its first session is trusted. If that takes longer than [WithPatience], it
@@ -125,7 +124,7 @@ func Open(ctx context.Context, dsn string, options ...Option) (*Leases, error) {
 		return nil, fmt.Errorf("lease: a TTL of %v is too short", l.ttl)
 	}
 	go l.callLater()
-	l.step(l.core.Tick)
+	l.step(func(time.Duration) {})
 	ctx, cancel := context.WithTimeout(ctx, l.patience)
 	defer cancel()
 	err := l.follow(ctx, nil, func(session string, _ <-chan struct{}) (bool, error) {
@@ -161,9 +160,9 @@ func newLeases(dsn string, options []Option) *Leases {
 	l.life, l.endLife = context.WithCancel(context.Background())
 	l.patient, l.hurry = context.WithCancel(context.Background())
 	l.core = core.Core{TTL: l.ttl, Takeover: l.takeover, Watches: l.watch != "", Chance: rand.Float64}
-	l.timer = time.AfterFunc(l.ttl, func() { l.step(l.core.Tick) })
+	l.timer = time.AfterFunc(l.ttl, func() { l.step(func(time.Duration) {}) })
 	l.second.turn = make(chan struct{}, 1)
-	l.second.closer = time.AfterFunc(idle, l.second.hangUp)
+	l.second.closer = time.AfterFunc(idle, l.second.close)
 	return l
 }
 
@@ -221,10 +220,11 @@ func (l *Leases) Close() {
 // end drains, and closes.
 func (l *Leases) end() {
 	var session string
-	l.step(func(now time.Duration) []core.Action {
+	l.step(func(time.Duration) {
 		session, l.ending = l.core.Session, true
 		close(l.draining)
-		return append(l.core.Drain(now), core.Action{Kind: core.Ask}) // which wakes the verbs that wait
+		l.core.Drain()
+		l.do(core.Action{Do: "ask"}) // which wakes the verbs that wait
 	})
 	ended := make(chan struct{})
 	go func() {
@@ -234,18 +234,12 @@ func (l *Leases) end() {
 	if session != "" && l.patient.Err() == nil {
 		go l.tell("not drained", session, `SELECT eskit_lease.session_drain($1::uuid)`, session)
 	}
-	for waits := true; waits; {
-		select {
-		case <-ended:
-			waits = false
-		case <-l.patient.Done():
-			waits = false
-		case <-time.After(l.ttl): // without trust all is cancelled, and what is given back would wait for the server
-			waits = l.State() == Draining
-		}
+	select {
+	case <-ended:
+	case <-l.patient.Done():
 	}
+	l.hurry()
 	l.mu.Lock()
-	l.closing = true
 	l.cancelScopes(ErrClosed)
 	l.mu.Unlock()
 	time.AfterFunc(9*l.ttl/10, l.endLife)
@@ -257,8 +251,8 @@ func (l *Leases) end() {
 		l.tell("the session was not closed", session, closeCall, session)
 	}
 	l.endLife()
-	l.step(l.core.Close)
-	l.second.hangUp()
+	l.step(func(time.Duration) { l.core.Close() })
+	l.second.close()
 	called := make(chan struct{})
 	l.afterwards(func() { close(called) })
 	select {

@@ -32,20 +32,18 @@ const RetryInDoubt OnceOption = 1
 // is away, Once returns a TTL after that context was cancelled; what is to be stored is stored in the background.
 func (l *Leases) Once(ctx context.Context, key string, work func(ctx context.Context, fence int64) (any, error),
 	options ...OnceOption) (Outcome, error) {
-	turn, err := l.begin(ctx, "once "+key, true)
-	if err != nil {
-		return Outcome{}, err
-	}
 	r := &run{Leases: l, key: key, inDoubt: slices.Contains(options, RetryInDoubt), ended: make(chan ending, 1)}
 	begun := make(chan struct{})
-	go func() {
-		defer l.finish("once " + key)
+	turn, err := l.verb(ctx, "once "+key, true, func() {
 		r.err = l.follow(ctx, nil, r.begin)
 		close(begun)
 		if r.attempt.Fence != 0 {
 			r.store(<-r.ended)
 		}
-	}()
+	})
+	if err != nil {
+		return Outcome{}, err
+	}
 	select {
 	case <-begun:
 	case <-ctx.Done(): // what a call that is under way begins is given back
@@ -59,12 +57,11 @@ func (l *Leases) Once(ctx context.Context, key string, work func(ctx context.Con
 	if r.scope, err = l.newScope(ctx, key, r.attempt.Fence, r.session); err != nil {
 		r.ended <- ending{err: err, retry: true}
 	} else {
-		defer r.scope.cancel(nil)
-		ctx = r.scope.ctx
 		first, err = r.execute(work)
 	}
-	if !l.isOver(ctx, turn) { // the rest goes on in the background
-		return Outcome{First: first, State: "in_doubt"}, cmp.Or(err, context.Cause(ctx))
+	defer r.scope.cancel(nil)
+	if !l.isOver(r.scope.ctx, turn) { // the rest goes on in the background
+		return Outcome{First: first, State: "in_doubt"}, cmp.Or(err, r.scope.lost())
 	}
 	return Outcome{first, r.attempt.State, r.attempt.Result}, r.err
 }

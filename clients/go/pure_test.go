@@ -55,13 +55,13 @@ func told(t *testing.T, ttl time.Duration) *Leases {
 		return nil, ctx.Err()
 	})})
 	go l.callLater()
-	l.step(l.core.Tick)
+	l.step(func(time.Duration) {})
 	l.present.giveUp()
 	l.present = &line{calls: make(chan call, 1), giveUp: func() {}}
-	l.step(l.core.Connected)
+	l.step(func(time.Duration) { l.core.Connected() })
 	<-l.present.calls
-	l.step(func(now time.Duration) []core.Action {
-		return l.core.Answered(now, core.Answer{Alive: true, Trust: ttl, Session: "s1", Revision: 1})
+	l.step(func(now time.Duration) {
+		l.core.Answered(now, core.Answer{Alive: true, Trust: ttl, Session: "s1", Revision: 1})
 	})
 	return l
 }
@@ -89,15 +89,21 @@ func TestTrustEndsWithoutAnAnswer(t *testing.T) {
 	})
 }
 
+// occupy takes the turn of a key, until the function that it returns is called.
+func occupy(t *testing.T, l *Leases, key string) (end func()) {
+	worked := make(chan bool)
+	if _, err := l.verb(t.Context(), key, true, func() { <-worked }); err != nil {
+		t.Fatal(err)
+	}
+	return func() { close(worked) }
+}
+
 // A drain without a limit does not wait for what is given back to a server that is away.
 func TestDrainWithoutAServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := told(t, 3*time.Second)
 		began := time.Now()
-		if _, err := l.begin(t.Context(), "x", true); err != nil {
-			t.Fatal(err)
-		}
-		defer l.finish("x")
+		defer occupy(t, l, "x")()
 		drained := make(chan bool)
 		go func() {
 			l.Drain(context.Background())
@@ -119,40 +125,34 @@ func TestDrainWithoutAServer(t *testing.T) {
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := told(t, time.Second)
-		_, err := l.begin(t.Context(), "x", true)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if turn, err := l.begin(t.Context(), "x", false); turn != nil || err != nil {
+		end := occupy(t, l, "x")
+		if turn, err := l.verb(t.Context(), "x", false, nil); turn != nil || err != nil {
 			t.Error("two at once", err)
 		}
 		began := false
 		go func() {
-			if _, err := l.begin(t.Context(), "x", true); err != nil {
+			if _, err := l.verb(t.Context(), "x", true, func() { began = true }); err != nil {
 				t.Error(err)
-				return
 			}
-			began = true
-			l.finish("x")
 		}()
 		synctest.Wait()
 		if began {
 			t.Error("did not wait")
 		}
-		l.finish("x")
+		end()
 		synctest.Wait()
 		if !began {
 			t.Error("did not follow")
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		_, _ = l.begin(ctx, "x", true)
+		end = occupy(t, l, "x")
 		cancel()
-		if _, err := l.begin(ctx, "x", true); !errors.Is(err, context.Canceled) {
+		if _, err := l.verb(ctx, "x", true, nil); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-		l.finish("x")
+		end()
 		l.Close()
-		if _, err := l.begin(t.Context(), "x", true); !errors.Is(err, ErrClosed) {
+		if _, err := l.verb(t.Context(), "x", true, nil); !errors.Is(err, ErrClosed) {
 			t.Error(err)
 		}
 		synctest.Wait()

@@ -24,15 +24,15 @@ type Scope struct {
 	news     <-chan struct{}
 }
 
-// newScope begins a scope, unless ctx is done or the session is not trusted any more.
+// newScope begins a scope. It has ended, with an error, if ctx is done or the session is not trusted any more.
 func (l *Leases) newScope(ctx context.Context, resource string, fence int64, session string) (*Scope, error) {
 	s := &Scope{leases: l, resource: resource, fence: fence, session: session}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if state := l.core.State(l.now()); ctx.Err() != nil || l.closing || l.core.Session != session || state != Trusted && state != Draining {
+	if state := l.core.State(l.now()); ctx.Err() != nil || l.patient.Err() != nil || l.core.Session != session || state != Trusted && state != Draining {
 		s.end(nil)
-		return nil, s.lost()
+		return s, s.lost()
 	}
 	s.news = l.asked
 	l.scopes[s] = true
@@ -49,7 +49,6 @@ func (l *Leases) cancelScopes(why error) {
 	for s := range l.scopes {
 		s.end(why)
 	}
-	clear(l.scopes)
 }
 
 func (s *Scope) end(why error) { s.cancel(&Error{ErrLost, s.resource, s.fence, why}) }

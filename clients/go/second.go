@@ -22,10 +22,7 @@ type second struct {
 	closer *time.Timer
 }
 
-const (
-	idle         = 10 * time.Second       // after which the second connection is closed
-	mayHaveEnded = 100 * time.Millisecond // an idle connection, by the server: after that it is looked at
-)
+const idle = 10 * time.Second // after which the second connection is closed
 
 // errUnsent: a call was not sent. So what it would have taken is not taken.
 var errUnsent = errors.New("the call was not sent")
@@ -79,12 +76,8 @@ func (l *Leases) fail(session, sql string, why error, args ...any) error {
 // try makes a call for a session once, and returns its rows by the position of their columns.
 func try[T any](l *Leases, session, sql string, args ...any) (rows []T, err error) {
 	s := &l.second
-	select {
-	case s.turn <- struct{}{}:
-		defer func() { <-s.turn }()
-	case <-l.life.Done():
-		return nil, ErrClosed
-	}
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
 	ctx, cancel := context.WithTimeout(l.life, l.ttl/2)
 	defer cancel()
 	s.closer.Stop()
@@ -112,7 +105,7 @@ func try[T any](l *Leases, session, sql string, args ...any) (rows []T, err erro
 func (s *second) refresh() {
 	s.turn <- struct{}{}
 	defer func() { <-s.turn }()
-	if s.conn == nil || time.Since(s.used) < mayHaveEnded {
+	if s.conn == nil || time.Since(s.used) < 100*time.Millisecond {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
@@ -122,36 +115,35 @@ func (s *second) refresh() {
 	}
 }
 
-// drop gives the connection up, and discards what it has sent and the network not delivered. After a mere close the
-// kernel would go on sending it, and the call could arrive when nothing wants it any more.
-func (s *second) drop() {
-	end := s.conn.PgConn().Conn()
-	s.conn = nil
-	if secured, ok := end.(interface{ NetConn() net.Conn }); ok {
-		end = secured.NetConn()
-	}
-	if tcp, ok := end.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0)
-	}
-	_ = end.Close()
-}
-
-// hangUp closes the second connection, once no call is under way.
-func (s *second) hangUp() {
+// close closes the connection, once no call is under way.
+func (s *second) close() {
 	s.turn <- struct{}{}
 	defer func() { <-s.turn }()
+	s.drop()
+}
+
+func (s *second) drop() {
 	if s.conn != nil {
 		hangUp(s.conn)
 		s.conn = nil
 	}
 }
 
-// hangUp closes a connection at once: politely, if it is still good.
+// hangUp closes a connection at once: politely, if it is still good. If not, it discards what was sent and the network
+// has not delivered. After a mere close the kernel would go on sending it, and the call could arrive when nothing wants
+// it any more. And pgx keeps a broken one open for up to 15 s, to cancel its statement.
 func hangUp(conn *pgx.Conn) {
+	end := conn.PgConn().Conn()
+	if secured, ok := end.(interface{ NetConn() net.Conn }); ok {
+		end = secured.NetConn()
+	}
+	if tcp, ok := end.(*net.TCPConn); ok && conn.IsClosed() {
+		_ = tcp.SetLinger(0)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	_ = conn.Close(ctx)
-	_ = conn.PgConn().Conn().Close() // pgx keeps a broken one open for up to 15 s, to cancel its statement
+	_ = end.Close()
 }
 
 // rowsOf runs a statement without preparing it under a name, as poolers need it.

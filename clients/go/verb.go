@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// begin takes the turn of a key, once nothing else in this process is under way for it, as the server would give that
-// the same fence. If it would have to wait and must not, the turn is nil. It ends by finish, and is closed then.
-func (l *Leases) begin(ctx context.Context, key string, wait bool) (turn chan struct{}, err error) {
-	if l == nil || l.second.turn == nil {
+// verb runs a verb in the background, once nothing else in this process is under way for its key, as the server would
+// give that the same fence. If it would have to wait and must not, the turn is nil. The turn is closed when run has ended.
+func (l *Leases) verb(ctx context.Context, key string, wait bool, run func()) (turn <-chan struct{}, err error) {
+	if l == nil || l.turns == nil {
 		return nil, ErrClosed
 	}
 	l.mu.Lock()
@@ -30,18 +30,16 @@ func (l *Leases) begin(ctx context.Context, key string, wait bool) (turn chan st
 	if l.ending {
 		return nil, ErrClosed
 	}
-	l.verbs.Add(1)
-	turn = make(chan struct{})
-	l.turns[key] = turn
-	return turn, nil
-}
-
-func (l *Leases) finish(key string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	close(l.turns[key])
-	delete(l.turns, key)
-	l.verbs.Done()
+	over := make(chan struct{})
+	l.turns[key] = over
+	l.verbs.Go(func() {
+		run()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		close(over)
+		delete(l.turns, key)
+	})
+	return over, nil
 }
 
 // look is what a verb does for a session that is trusted: it asks the server what has changed. asked is closed at the
@@ -104,17 +102,16 @@ type crew struct {
 // attend follows the keeper until ctx is done, and then has leave wait for the tasks and give back. It returns once the
 // user's functions have ended; and all else, but for that it waits no longer than a TTL: the server may be away.
 func (c *crew) attend(ctx context.Context, key string, look look, leave func()) error {
-	turn, err := c.begin(ctx, key, true)
-	if err != nil {
-		return err
-	}
 	ctx, stop := context.WithCancelCause(ctx)
 	c.ctx, c.ended = ctx, make(chan func())
-	go func() {
-		defer c.finish(key)
+	turn, err := c.verb(ctx, key, true, func() {
 		stop(c.follow(ctx, c.ended, look))
 		leave()
-	}()
+	})
+	if err != nil {
+		stop(nil)
+		return err
+	}
 	<-ctx.Done()
 	c.starting.Lock() // no function starts after this
 	c.working.Wait()

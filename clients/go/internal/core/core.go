@@ -37,32 +37,17 @@ type Answer struct {
 	Session  string // of session_open
 }
 
-// Kind names an action.
-type Kind string
-
-// The actions. Open, Wait and Beat are calls, of which one is under way at a time.
-const (
-	Connect    Kind = "connect"
-	Disconnect Kind = "disconnect"
-	Open       Kind = "open"
-	Wait       Kind = "wait"
-	Beat       Kind = "beat"
-	Cancel     Kind = "cancel" // every scope
-	Ask        Kind = "ask"    // every scope
-	Warn       Kind = "warn"
-)
-
-// Action is what the keeper must do.
+// Action is what the keeper must do. Open, wait and beat are calls, of which one is under way at a time.
 type Action struct {
-	Kind     Kind
+	Do       string        // connect, disconnect, open, wait, beat, cancel (every scope), ask (every scope), or warn
 	Takeover bool          // of Open
 	Timeout  time.Duration // of Wait
 	Revision int64         // of Wait
 	Why      string        // of Warn: an SQLSTATE, or "taken"
 }
 
-// Core decides what the keeper of one process does. It is not safe for concurrent use. Its events return actions, in
-// the order in which to do them. The first event is a Tick.
+// Core decides what the keeper of one process does. It is not safe for concurrent use. It is told events. After each of
+// them Tick returns what to do.
 type Core struct {
 	TTL      time.Duration
 	Takeover bool
@@ -72,13 +57,13 @@ type Core struct {
 	Session      string        // empty without one
 	TrustedUntil time.Duration // 0 without trust
 
-	actions []Action // of the event at hand
+	actions []Action // that Tick is to return
 
 	connected, draining, closed, hadSession bool
 	handedOut                               bool // scopes may be trusting
 	beatsFirst                              bool // before it waits
 
-	calling     Kind          // the call that is under way; empty without one
+	calling     string        // the call that is under way; empty without one
 	sent, heard time.Duration // when it was made, and when the newest one that was answered was
 	calledFor   string        // its session
 
@@ -124,19 +109,22 @@ func (c *Core) Deadline() time.Duration {
 }
 
 // Connected tells that the connection was made.
-func (c *Core) Connected(now time.Duration) []Action {
+func (c *Core) Connected() {
 	c.connected, c.longestWait, c.noWaitBefore, c.beatsFirst = true, Never, 0, c.Session != ""
-	return c.Tick(now)
 }
 
-// Disconnected tells that the connection is lost, or could not be made.
-func (c *Core) Disconnected(now time.Duration) []Action {
-	c.loseConnection(now)
-	return c.Tick(now)
+// Disconnected tells that the connection is lost, or could not be made. The first new try is made at once. Later ones
+// come after a pause that doubles.
+func (c *Core) Disconnected(now time.Duration) {
+	c.connected, c.calling, c.nextConnect = false, "", now
+	if c.attempts > 0 {
+		c.nextConnect += c.jitter(min(minConnectPause<<(c.attempts-1), maxConnectPause, c.TTL/6), 0.5)
+	}
+	c.attempts = min(c.attempts+1, 16)
 }
 
 // Answered tells the answer of the call that is under way.
-func (c *Core) Answered(now time.Duration, answer Answer) []Action {
+func (c *Core) Answered(now time.Duration, answer Answer) {
 	kind := c.calling
 	c.calling, c.attempts, c.beatsFirst = "", 0, false
 	switch {
@@ -146,28 +134,26 @@ func (c *Core) Answered(now time.Duration, answer Answer) []Action {
 	default:
 		c.learn(now, kind, answer)
 	}
-	return c.Tick(now)
 }
 
 // Failed tells that the call that is under way raised an error of the server, on a connection that is still good.
-func (c *Core) Failed(now time.Duration, sqlstate string) []Action {
+func (c *Core) Failed(now time.Duration, sqlstate string) {
 	kind := c.calling
 	c.calling = ""
 	switch {
 	case c.calledFor != c.Session:
-	case (sqlstate == "LF003" || sqlstate == "55000") && kind != Open: // 55000: a server before 0.3.0
+	case (sqlstate == "LF003" || sqlstate == "55000") && kind != "open": // 55000: a server before 0.3.0
 		c.ended(now)
-	case sqlstate == "57014" && kind == Wait: // it was cut short
+	case sqlstate == "57014" && kind == "wait": // it was cut short
 		c.attempts, c.longestWait = 0, (now-c.sent)/2
 	default:
 		c.nextCall = now + min(errorPause, c.TTL/6)
-		c.do(Action{Kind: Warn, Why: sqlstate})
+		c.do(Action{Do: "warn", Why: sqlstate})
 	}
-	return c.Tick(now)
 }
 
 // Heard tells an answer of another connection, to a call of a session that was made at `sent`.
-func (c *Core) Heard(now time.Duration, session string, sent time.Duration, answer Answer) []Action {
+func (c *Core) Heard(now time.Duration, session string, sent time.Duration, answer Answer) {
 	switch {
 	case session == "" || session != c.Session:
 	case answer.Alive:
@@ -175,25 +161,24 @@ func (c *Core) Heard(now time.Duration, session string, sent time.Duration, answ
 	default:
 		c.ended(now)
 	}
-	return c.Tick(now)
 }
 
 // Replaced tells that the keeper itself closes a session, to have another. So no other process has ended it.
-func (c *Core) Replaced(now time.Duration, session string) []Action {
+func (c *Core) Replaced(now time.Duration, session string) {
 	if session == c.Session {
 		c.TrustedUntil = 0
 	}
-	return c.Heard(now, session, now, Answer{Alive: false})
+	c.Heard(now, session, now, Answer{Alive: false})
 }
 
-// Tick tells that time has passed.
+// Tick tells that time has passed. It returns all that must be done since the last Tick, in this order.
 func (c *Core) Tick(now time.Duration) []Action {
 	if now >= c.TrustedUntil {
 		c.cancel()
 	}
 	if c.calling != "" && now >= c.sent+c.TTL/2 {
-		c.loseConnection(now)
-		c.do(Action{Kind: Disconnect})
+		c.Disconnected(now)
+		c.do(Action{Do: "disconnect"})
 	}
 	if !c.closed && c.calling == "" {
 		c.goOn(now)
@@ -204,18 +189,20 @@ func (c *Core) Tick(now time.Duration) []Action {
 }
 
 // Drain tells that nothing new may begin.
-func (c *Core) Drain(now time.Duration) []Action {
+func (c *Core) Drain() {
 	c.draining = true
 	if c.Session == "" {
-		c.close()
+		c.Close()
 	}
-	return c.Tick(now)
 }
 
 // Close tells that the session was closed, or shall end by itself.
-func (c *Core) Close(now time.Duration) []Action {
-	c.close()
-	return c.Tick(now)
+func (c *Core) Close() {
+	c.cancel()
+	if c.connected {
+		c.do(Action{Do: "disconnect"})
+	}
+	c.closed, c.connected, c.calling, c.Session, c.TrustedUntil = true, false, "", "", 0
 }
 
 func (c *Core) do(action Action) { c.actions = append(c.actions, action) }
@@ -224,16 +211,8 @@ func (c *Core) do(action Action) { c.actions = append(c.actions, action) }
 func (c *Core) cancel() {
 	if c.handedOut {
 		c.handedOut = false
-		c.do(Action{Kind: Cancel})
+		c.do(Action{Do: "cancel"})
 	}
-}
-
-func (c *Core) close() {
-	c.cancel()
-	if c.connected {
-		c.do(Action{Kind: Disconnect})
-	}
-	c.closed, c.connected, c.calling, c.Session, c.TrustedUntil = true, false, "", "", 0
 }
 
 // goOn makes the next connection or call, if its time has come.
@@ -241,7 +220,7 @@ func (c *Core) goOn(now time.Duration) {
 	if !c.connected {
 		if now >= c.nextConnect {
 			c.nextConnect = Never
-			c.do(Action{Kind: Connect})
+			c.do(Action{Do: "connect"})
 		}
 		return
 	}
@@ -251,22 +230,22 @@ func (c *Core) goOn(now time.Duration) {
 	if c.longestWait < shortestWait {
 		c.noWaitBefore, c.longestWait = now+c.TTL/3, Never
 	}
-	next := Action{Kind: Wait, Timeout: min(c.TTL/3, c.longestWait), Revision: c.revision}
+	next := Action{Do: "wait", Timeout: min(c.TTL/3, c.longestWait), Revision: c.revision}
 	switch {
 	case c.Session == "":
-		next = Action{Kind: Open, Takeover: c.Takeover && !c.hadSession}
+		next = Action{Do: "open", Takeover: c.Takeover && !c.hadSession}
 	case c.beatsFirst || now < c.noWaitBefore:
-		next = Action{Kind: Beat}
+		next = Action{Do: "beat"}
 	case now >= c.TrustedUntil:
 		next.Timeout = min(c.TTL/10, c.longestWait)
 	}
-	c.calling, c.sent, c.calledFor = next.Kind, now, c.Session
+	c.calling, c.sent, c.calledFor = next.Do, now, c.Session
 	c.do(next)
 }
 
 // learn takes in the answer of a call, and decides when the next one is due.
-func (c *Core) learn(now time.Duration, kind Kind, answer Answer) {
-	if kind == Open {
+func (c *Core) learn(now time.Duration, kind string, answer Answer) {
+	if kind == "open" {
 		c.Session, c.revision = answer.Session, answer.Revision
 		c.hadSession, c.openedAt, c.beatsFirst = true, now, c.Watches
 	}
@@ -277,10 +256,10 @@ func (c *Core) learn(now time.Duration, kind Kind, answer Answer) {
 	c.revision = max(c.revision, answer.Revision)
 	c.believe(now, c.sent, answer.Trust, isNews)
 	switch {
-	case isNews || kind == Open:
+	case isNews || kind == "open":
 	case now < c.noWaitBefore:
 		c.nextCall = c.sent + c.jitter(min(beatPause, c.TTL/3), 0.75)
-	case kind == Wait && now < c.sent+shortestWait:
+	case kind == "wait" && now < c.sent+shortestWait:
 		c.nextCall = c.sent + shortestWait
 	}
 }
@@ -293,7 +272,7 @@ func (c *Core) believe(now, sent, trust time.Duration, isNews bool) {
 	isBack := !c.handedOut && now < c.TrustedUntil
 	c.handedOut = c.handedOut || isBack
 	if isBack || isNews {
-		c.do(Action{Kind: Ask})
+		c.do(Action{Do: "ask"})
 	}
 }
 
@@ -304,7 +283,7 @@ func (c *Core) ended(now time.Duration) {
 	c.cancel()
 	c.Session, c.beatsFirst, c.TrustedUntil, c.nextCall = "", false, 0, now
 	if c.draining {
-		c.close()
+		c.Close()
 	} else if taken {
 		if now >= c.openedAt+longestReopen {
 			c.reopenPause = 0
@@ -312,17 +291,8 @@ func (c *Core) ended(now time.Duration) {
 		pause := max(c.reopenPause, firstReopen)
 		c.nextCall += c.jitter(pause, 0.5)
 		c.reopenPause = min(2*pause, longestReopen)
-		c.do(Action{Kind: Warn, Why: "taken"})
+		c.do(Action{Do: "warn", Why: "taken"})
 	}
-}
-
-// loseConnection lets the first new try be made at once. Later tries come after a pause that doubles.
-func (c *Core) loseConnection(now time.Duration) {
-	c.connected, c.calling, c.nextConnect = false, "", now
-	if c.attempts > 0 {
-		c.nextConnect += c.jitter(min(minConnectPause<<(c.attempts-1), maxConnectPause, c.TTL/6), 0.5)
-	}
-	c.attempts = min(c.attempts+1, 16)
 }
 
 // jitter shortens a pause by chance, to `least` of it at most.
