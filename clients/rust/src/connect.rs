@@ -1,6 +1,6 @@
 //! Connections by a connection string, or else by the environment variables of libpq.
 
-use crate::error::Error;
+use crate::error::{BoxError, Error};
 use crate::line::Connect;
 use std::{env, time::Duration};
 use tokio_postgres::config::SslMode;
@@ -18,37 +18,25 @@ pub async fn connect(dsn: &str) -> Result<Client, Error> {
 /// Returns what connects by a string, of which the environment fills in what is missing. `sslmode` is `require` or
 /// `verify-full` for TLS, both with a verified certificate, by the file `sslrootcert` or else the system's roots.
 pub(crate) fn by_dsn(dsn: &str) -> Result<Connect, Error> {
-    let (dsn, mode, roots) = without_tls(dsn);
+    let mut dsn = dsn.to_owned();
+    let mode = take(&mut dsn, "sslmode").or_else(|| env::var("PGSSLMODE").ok());
+    let roots = take(&mut dsn, "sslrootcert").or_else(|| env::var("PGSSLROOTCERT").ok());
     let mut config: Config = dsn.parse()?;
     fill_in(&mut config)?;
-    match mode.or_else(|| env::var("PGSSLMODE").ok()).as_deref() {
+    match mode.as_deref() {
         None | Some("disable" | "allow" | "prefer") => Ok(by_config(config, NoTls)),
-        Some("require" | "verify-ca" | "verify-full") => {
-            config.ssl_mode(SslMode::Require);
-            secure(config, roots.or_else(|| env::var("PGSSLROOTCERT").ok()))
-        }
+        Some("require" | "verify-ca" | "verify-full") => Ok(secure(config.ssl_mode(SslMode::Require).clone(), roots)?),
         Some(_) => Err(Error::Misuse("sslmode is disable, allow, prefer, require, verify-ca or verify-full")),
     }
 }
 
-/// Takes `sslmode` and `sslrootcert` out of a connection string: the driver knows neither their values nor files.
-fn without_tls(dsn: &str) -> (String, Option<String>, Option<String>) {
-    let (mut mode, mut roots) = (None, None);
-    let (base, separator, pairs) = match dsn.split_once('?') {
-        Some((base, pairs)) if dsn.starts_with("postgres") => (format!("{base}?"), '&', pairs),
-        _ => (String::new(), ' ', dsn),
-    };
-    let rest = pairs.split(separator).filter(|pair| {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        match name {
-            "sslmode" => mode = Some(value.trim_matches('\'').to_owned()),
-            "sslrootcert" => roots = Some(value.trim_matches('\'').to_owned()),
-            _ => return true,
-        }
-        false
-    });
-    let rest = rest.collect::<Vec<_>>().join(&separator.to_string());
-    (format!("{base}{rest}"), mode, roots)
+/// Takes a parameter out of a connection string: the driver knows neither all values of `sslmode` nor files.
+fn take(dsn: &mut String, name: &str) -> Option<String> {
+    let is_first = |at: &usize| *at == 0 || dsn[..*at].ends_with(['?', '&', ' ']);
+    let start = dsn.match_indices(&format!("{name}=")).map(|(at, _)| at).find(is_first)?;
+    let end = dsn[start..].find(['&', ' ']).map_or(dsn.len(), |length| start + length + 1);
+    let pair = dsn.drain(start..end).collect::<String>();
+    Some(pair[name.len() + 1..].trim_end_matches(['&', ' ']).trim_matches('\'').to_owned())
 }
 
 fn fill_in(config: &mut Config) -> Result<(), Error> {
@@ -89,7 +77,7 @@ where
 }
 
 #[cfg(feature = "rustls")]
-fn secure(config: Config, roots: Option<String>) -> Result<Connect, Error> {
+fn secure(config: Config, roots: Option<String>) -> Result<Connect, BoxError> {
     use rustls::pki_types::{CertificateDer, pem::PemObject};
     let mut store = rustls::RootCertStore::empty();
     match roots.as_deref() {
@@ -97,23 +85,18 @@ fn secure(config: Config, roots: Option<String>) -> Result<Connect, Error> {
             store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
         Some(file) => {
-            for certificate in CertificateDer::pem_file_iter(file).map_err(other)? {
-                store.add(certificate.map_err(other)?).map_err(other)?;
+            for certificate in CertificateDer::pem_file_iter(file)? {
+                store.add(certificate?)?;
             }
         }
     }
     let provider = rustls::crypto::ring::default_provider();
     let versions = rustls::ClientConfig::builder_with_provider(provider.into()).with_safe_default_protocol_versions();
-    let tls = versions.map_err(other)?.with_root_certificates(store).with_no_client_auth();
+    let tls = versions?.with_root_certificates(store).with_no_client_auth();
     Ok(by_config(config, tokio_postgres_rustls::MakeRustlsConnect::new(tls)))
 }
 
 #[cfg(not(feature = "rustls"))]
-fn secure(_: Config, _: Option<String>) -> Result<Connect, Error> {
-    Err(Error::Misuse("TLS by a connection string needs the feature rustls"))
-}
-
-#[cfg(feature = "rustls")]
-fn other(error: impl Into<crate::error::BoxError>) -> Error {
-    Error::Other(error.into())
+fn secure(_: Config, _: Option<String>) -> Result<Connect, BoxError> {
+    Err(Error::Misuse("TLS by a connection string needs the feature rustls").into())
 }

@@ -108,32 +108,27 @@ impl Core {
         self.tick(now);
     }
 
-    /// The answer of the call that is under way. None is if it was given up in the same moment.
+    /// The answer of the call that is under way.
     pub fn answered(&mut self, now: Duration, answer: &Answer) {
-        let Some((call, sent, session)) = self.call.take() else {
-            return;
-        };
         (self.attempts, self.asks) = (0, false);
-        match call {
-            _ if session != self.session => (), // it is known to have ended meanwhile
-            _ if !answer.alive => self.end(now),
-            Action::Open { .. } => {
+        match self.end_call() {
+            None => (),
+            Some(_) if !answer.alive => self.end(now),
+            Some((Action::Open { .. }, sent)) => {
                 (self.session, self.revision) = (answer.session.clone(), answer.revision);
                 (self.had_session, self.opened_at, self.asks) = (true, now, self.watches);
-                self.believe(now, sent, answer.trust);
+                self.believe(now, sent, answer.trust, false);
             }
-            _ => {
+            Some((call, sent)) => {
                 if answer.reason == "wait_limit" {
                     self.no_wait_before = now + self.ttl / 3;
                 }
                 let is_news = answer.revision > self.revision;
                 self.revision = self.revision.max(answer.revision);
-                let asked = self.believe(now, sent, answer.trust);
-                if is_news {
-                    self.actions.extend((!asked).then_some(Action::Ask));
-                } else if now < self.no_wait_before {
+                self.believe(now, sent, answer.trust, is_news);
+                if !is_news && now < self.no_wait_before {
                     self.next_call = sent + BEAT.min(self.ttl / 3).mul_f64(0.75 + 0.25 * self.chance);
-                } else if call != Action::Beat && now < sent + SHORTEST_WAIT {
+                } else if !is_news && call != Action::Beat && now < sent + SHORTEST_WAIT {
                     self.next_call = sent + SHORTEST_WAIT;
                 }
             }
@@ -143,16 +138,13 @@ impl Core {
 
     /// The call that is under way raised an error of the server, on a connection that is still good.
     pub fn failed(&mut self, now: Duration, sqlstate: &str) {
-        let Some((call, sent, session)) = self.call.take() else {
-            return;
-        };
-        match call {
-            _ if session != self.session => (),
-            Action::Wait { .. } | Action::Beat if ENDED.contains(&sqlstate) => self.end(now),
-            Action::Wait { .. } if sqlstate == CUT_SHORT => {
+        match self.end_call() {
+            None => (),
+            Some((Action::Wait { .. } | Action::Beat, _)) if ENDED.contains(&sqlstate) => self.end(now),
+            Some((Action::Wait { .. }, sent)) if sqlstate == CUT_SHORT => {
                 (self.attempts, self.longest_wait) = (0, Some((now - sent) / 2));
             }
-            _ => {
+            Some(_) => {
                 self.next_call = now + ERROR_PAUSE.min(self.ttl / 6);
                 self.actions.push(Action::Warn(sqlstate.into()));
             }
@@ -160,12 +152,13 @@ impl Core {
         self.tick(now);
     }
 
-    /// An answer of another connection, to a call of the present session that was made at `sent`.
-    pub fn heard(&mut self, now: Duration, sent: Duration, answer: &Answer) {
-        match (&self.session, answer.alive) {
-            (None, _) => return,
-            (_, false) => self.end(now),
-            (_, true) => _ = self.believe(now, sent, answer.trust),
+    /// An answer of another connection, to a call of a session that was made at `sent`.
+    pub fn heard(&mut self, now: Duration, session: &str, sent: Duration, answer: &Answer) {
+        match &self.session {
+            Some(present) if present != session => (),
+            Some(_) if answer.alive => self.believe(now, sent, answer.trust, false),
+            Some(_) => self.end(now),
+            None => (),
         }
         self.tick(now);
     }
@@ -224,15 +217,19 @@ impl Core {
         self.actions.push(action);
     }
 
-    /// Counts the trust from before the call. When it is back, all scopes ask, and the answer is true.
-    fn believe(&mut self, now: Duration, sent: Duration, trust: Duration) -> bool {
+    /// Ends the call that is under way. None if there is none, or if its session is known to have ended meanwhile.
+    fn end_call(&mut self) -> Option<(Action, Duration)> {
+        self.call.take().filter(|(_, _, session)| *session == self.session).map(|(call, sent, _)| (call, sent))
+    }
+
+    /// Counts the trust from before the call. All scopes ask when it is back, or if there is news.
+    fn believe(&mut self, now: Duration, sent: Duration, trust: Duration, is_news: bool) {
         if sent >= self.heard {
             (self.heard, self.trusted_until) = (sent, sent + trust);
         }
         let is_back = !self.handed_out && now < self.trusted_until;
         self.handed_out |= is_back;
-        self.actions.extend(is_back.then_some(Action::Ask));
-        is_back
+        self.actions.extend((is_back || is_news).then_some(Action::Ask));
     }
 
     fn cancel(&mut self) {
@@ -268,5 +265,4 @@ impl Core {
 }
 
 #[cfg(test)]
-#[path = "tests/core.rs"]
 mod tests;

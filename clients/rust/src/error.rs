@@ -90,7 +90,7 @@ impl Error {
 
     /// Tells whether a call that raised this error is worth repeating.
     pub(crate) fn passes(&self) -> bool {
-        !matches!(self, Error::Lost(_))
+        !matches!(self, Error::Lost(_) | Error::Closed)
             && matches!(self.of_server(), None | Some("55P03" | "57014" | "40001" | "53300"))
     }
 }

@@ -15,7 +15,7 @@
 //! # }
 //! ```
 
-// Files, low to high: error, core, line, connect, settings, keeper, leases, scope, transaction, lead, group, work,
+// Files, low to high: error, core, line, connect, settings, keeper, leases, scope, transaction, verb, lead, group, work,
 // once, sqlx.
 mod connect;
 mod core;
@@ -31,14 +31,16 @@ mod settings;
 #[cfg(feature = "sqlx")]
 pub mod sqlx;
 mod transaction;
+mod verb;
 mod work;
 
 pub use connect::connect;
 pub use error::{BoxError, Cause, Error, State};
 pub use group::Partition;
+pub use keeper::Leases;
 pub use lead::Lead;
-pub use leases::{Leases, Running};
 pub use once::Once;
 pub use scope::Scope;
 pub use settings::Builder;
+pub use verb::Running;
 pub use work::Item;

@@ -1,14 +1,15 @@
 //! One connection of the keeper. It closes when it is dropped, also while a call is under way.
 
-use crate::error::BoxError;
-use std::{pin::Pin, sync::Arc, time::Duration};
-use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Row};
+use crate::error::{BoxError, Error};
+use std::{fmt::Display, pin::Pin, sync::Arc, time::Duration};
+use tokio_postgres::{Client, GenericClient, Row, types::ToSql, types::Type};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// Makes a client, and the future that drives it. What was sent for longer than the duration is given up.
 pub(crate) type Connect = Box<dyn Fn(Duration) -> BoxFuture<Result<(Client, BoxFuture<()>), BoxError>> + Send + Sync>;
+/// An argument of a call, which is sent as text.
+pub(crate) type Arg<'a> = &'a (dyn Display + Sync);
 
 #[derive(Clone)]
 pub(crate) struct Line {
@@ -32,12 +33,14 @@ impl Line {
         !self.client.is_closed()
     }
 
-    pub async fn query(&self, sql: &str, args: &[&str]) -> Result<Vec<Row>, tokio_postgres::Error> {
-        self.client.query_typed(sql, &texts(args)).await
+    pub async fn query(&self, sql: &str, args: &[Arg<'_>]) -> Result<Vec<Row>, Error> {
+        query(&*self.client, sql, args).await
     }
 }
 
-/// Arguments that are all text, for a statement without a name, which a pooler might not know.
-pub(crate) fn texts<'a>(args: &'a [&str]) -> Vec<(&'a (dyn ToSql + Sync), Type)> {
-    args.iter().map(|arg| (arg as &(dyn ToSql + Sync), Type::TEXT)).collect()
+/// Makes a call by a statement without a name, which a pooler might not know.
+pub(crate) async fn query(on: &impl GenericClient, sql: &str, args: &[Arg<'_>]) -> Result<Vec<Row>, Error> {
+    let texts: Vec<_> = args.iter().map(ToString::to_string).collect();
+    let typed: Vec<_> = texts.iter().map(|text| (text as &(dyn ToSql + Sync), Type::TEXT)).collect();
+    Ok(on.query_typed(sql, &typed).await?)
 }

@@ -1,14 +1,15 @@
 //! `once`: run-once keys.
 
 use crate::error::{BoxError, Error, with_causes};
-use crate::keeper::{Keeper, log};
-use crate::leases::Leases;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::{fmt::Display, sync::Arc};
-use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
+use crate::keeper::{Leases, log};
+use crate::scope::Scope;
+use crate::verb::Verb;
+use std::fmt::Display;
+use tokio::sync::{oneshot, watch};
 
-const BEGIN: &str = "SELECT first, state, fence, result::text FROM eskit_lease.execution_begin($1, $2::uuid)";
+const BEGIN: &str = "SELECT state, fence, result::text FROM eskit_lease.execution_begin($1, $2::uuid)";
+const FINISH: &str = "SELECT eskit_lease.execution_finish($1, $2::bigint, $3::jsonb)";
+const FAIL: &str = "SELECT eskit_lease.execution_fail($2, $3::bigint, $1, $4::boolean)";
 
 /// What became of a run-once key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,8 +23,8 @@ pub struct Once {
     pub result: Option<String>,
 }
 
-/// The fence, or what became of the key.
-type Begun = Result<(i64, CancellationToken), Once>;
+/// The scope of the function, or what became of the key.
+type Begun = Result<Scope, Once>;
 /// The result, or the error and whether the key is free again.
 type Ended = Result<String, (String, bool)>;
 
@@ -37,72 +38,65 @@ impl Leases {
         R: Display,
         F: AsyncFnOnce(i64) -> Result<R, BoxError>,
     {
-        let ((tell, told), (finish, finished)) = (oneshot::channel(), oneshot::channel());
-        let begun = Arc::new(AtomicBool::new(false));
-        let has_begun = begun.clone();
-        let running = self.start(|end| attempt(self.keeper.clone(), key.to_owned(), end, tell, finished, has_begun));
-        let (fence, over) = match told.await {
-            Ok(Ok(first)) => first,
+        let dropped = |retry| Err(("the call was dropped".to_owned(), retry));
+        let ((tell, told), (end, ended)) = (oneshot::channel(), watch::channel(dropped(true)));
+        let (turn, its) = (Box::pin(self.turn("once", key).lock_owned()), key.to_owned());
+        let running = Verb::start(self, turn, |verb| attempt(verb, its, tell, ended));
+        let scope = match told.await {
+            Ok(Ok(scope)) => scope,
             Ok(Err(once)) => return Ok(once),
             Err(_) => return Err(running.await.err().unwrap_or(Error::Closed)),
         };
         let call = async {
-            begun.store(true, Relaxed);
-            function(fence).await
+            let _ = end.send_replace(dropped(false)); // it is not known how far it came
+            function(scope.fence()).await
         };
-        let done = over.run_until_cancelled(call).await.ok_or_else(|| Error::lost().of(key, fence))?;
-        let done = done.map(|result| result.to_string()).map_err(Error::from);
-        let _ = finish.send(match &done {
+        let done = scope.unless_over(call).await?.map(|result| result.to_string()).map_err(Error::from);
+        let _ = end.send_replace(match &done {
             Ok(result) => Ok(result.clone()),
-            // Without its end it is not known how far it came.
             Err(error) => Err((with_causes(error), !matches!(error, Error::Lost(_) | Error::Unsure(_)))),
         });
-        let finished = running.await;
+        drop(end);
+        let told = running.await;
         let result = Some(done?);
-        finished.map(|()| Once { first: true, state: "done".into(), result })
+        told.map(|()| Once { first: true, state: "done".into(), result })
     }
 }
 
-/// Begins an attempt, tells of it, and ends it as it is told. A caller that is gone has dropped its function.
+/// Begins an attempt, tells of it, and ends it as it is told last: a caller that is gone has dropped its function.
 async fn attempt(
-    keeper: Arc<Keeper>,
+    mut verb: Verb,
     key: String,
-    end: CancellationToken,
     tell: oneshot::Sender<Begun>,
-    finished: oneshot::Receiver<Ended>,
-    has_begun: Arc<AtomicBool>,
+    mut ended: watch::Receiver<Ended>,
 ) -> Result<(), Error> {
-    let _turn = keeper.until(&end, keeper.turn("once", &key).lock_owned()).await?;
-    let (session, scopes, row) = loop {
-        let (session, scopes) = keeper.trusted(&end).await?;
-        match keeper.call(&session, BEGIN, &[&key, &session]).await {
-            Err(Error::Lost(_)) => (),
-            rows => break (session, scopes, rows?.pop().ok_or_else(Error::lost)?),
+    let leases = verb.leases.clone();
+    let (at, row) = loop {
+        let at = verb.next().await?;
+        match leases.call(&at.session, BEGIN, &[&key, &at.session]).await {
+            Ok(mut rows) => break (at, rows.pop().ok_or_else(Error::lost)?),
+            Err(error) => verb.passes(error)?,
         }
     };
-    let Some(fence) = row.try_get::<_, Option<i64>>(2)? else {
-        let _ = tell.send(Err(Once { first: false, state: row.try_get(1)?, result: row.try_get(3)? }));
+    let Some(fence) = row.try_get(1)? else {
+        let _ = tell.send(Err(Once { first: false, state: row.try_get(0)?, result: row.try_get(2)? }));
         return Ok(());
     };
-    let _ = tell.send(Ok((fence, scopes.child_token())));
-    let fence = fence.to_string();
-    let (done, error, retry) = match finished.await {
-        Ok(Ok(result)) => {
-            let finish = "SELECT eskit_lease.execution_finish($1, $2::bigint, $3::jsonb)";
-            match keeper.call(&session, finish, &[&key, &fence, &result]).await {
-                // A key that stays running would have the same fence again, for another run of the function.
-                Err(error) if error.of_server().is_some_and(|code| code != "LF003") => {
-                    let why = with_causes(&error);
-                    (Err(error), why, false)
-                }
-                done => return done.map(drop),
+    let _ = tell.send(Ok(Scope::new(&verb.leases, &key, &at, fence)));
+    while ended.changed().await.is_ok() {}
+    let ended = ended.borrow().clone();
+    let (done, error, retry) = match ended {
+        Ok(result) => match leases.call(&at.session, FINISH, &[&key, &fence, &result]).await {
+            // A key that stays running would have the same fence again, for another run of the function.
+            Err(error) if error.of_server().is_some_and(|code| code != "LF003") => {
+                let why = with_causes(&error);
+                (Err(error), why, false)
             }
-        }
-        Ok(Err((error, retry))) => (Ok(()), error, retry),
-        Err(_) => (Ok(()), "the call was dropped".into(), !has_begun.load(Relaxed)),
+            done => return done.map(drop),
+        },
+        Err((error, retry)) => (Ok(()), error, retry),
     };
     log!(warn, "eskit_lease: {key} has failed: {error}");
-    let fail = "SELECT eskit_lease.execution_fail($2, $3::bigint, $1, $4::boolean)";
-    keeper.fail(&session, fail, &error, &[&key, &fence, &retry.to_string()]).await;
+    leases.fail(&at.session, FAIL, &error, &[&key, &fence, &retry]).await;
     done
 }

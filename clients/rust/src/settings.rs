@@ -1,30 +1,29 @@
 //! The settings of a keeper.
 
-use crate::connect;
 use crate::error::{BoxError, Error, State};
 use crate::line::Connect;
 use std::hash::{BuildHasher, RandomState};
 use std::{env, fs, process, time::Duration};
 use tokio_postgres::Client;
 
+/// What the keeper itself needs.
+pub(crate) struct Settings {
+    pub name: Option<String>,
+    pub ttl: Duration,
+    pub takeover: bool,
+    pub watch: Option<String>,
+    pub on_state: Option<Box<dyn Fn(State) + Send + Sync>>,
+}
+
 /// The settings of a keeper. `open` opens it.
 #[must_use]
 pub struct Builder {
     pub(crate) connect: Result<Connect, Error>,
-    pub(crate) name: Option<String>,
-    pub(crate) ttl: Duration,
-    pub(crate) takeover: bool,
-    pub(crate) watch: Option<String>,
-    pub(crate) on_state: Option<Box<dyn Fn(State) + Send + Sync>>,
+    pub(crate) settings: Settings,
     pub(crate) patience: Duration,
 }
 
 impl Builder {
-    /// Begins with a connection string, as [`Leases::builder`](crate::Leases::builder) does.
-    pub(crate) fn with_dsn(dsn: &str) -> Self {
-        Builder::new(connect::by_dsn(dsn))
-    }
-
     /// Begins with a function that makes each connection of the keeper: for tokens that expire, or for TLS of your own.
     /// It returns what [`tokio_postgres::connect`] does, a client and the future that drives it.
     pub fn with_connect<C, D, E>(connect: impl Fn() -> C + Send + Sync + 'static) -> Self
@@ -42,34 +41,34 @@ impl Builder {
         })))
     }
 
-    fn new(connect: Result<Connect, Error>) -> Self {
+    pub(crate) fn new(connect: Result<Connect, Error>) -> Self {
         let seconds = Duration::from_secs(30);
-        let (name, takeover, watch, on_state) = (None, false, None, None);
-        Builder { connect, name, ttl: seconds, takeover, watch, on_state, patience: seconds }
+        let settings = Settings { name: None, ttl: seconds, takeover: false, watch: None, on_state: None };
+        Builder { connect, settings, patience: seconds }
     }
 
     /// The consumer's name, which answers and views show; by default the host, the process id and a random part.
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
+        self.settings.name = Some(name.into());
         self
     }
 
     /// How long the session outlives a process that is gone or cut off; 30 s by default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
+        self.settings.ttl = ttl;
         self
     }
 
     /// Whether the first session takes over from the living ones of the same `name`, which no other process may have;
     /// false by default.
     pub fn takeover(mut self, takeover: bool) -> Self {
-        self.takeover = takeover;
+        self.settings.takeover = takeover;
         self
     }
 
     /// A table of events, whose positions come from `position_next`: new ones are [`news`](crate::Scope::news).
     pub fn watch(mut self, table: impl Into<String>) -> Self {
-        self.watch = Some(table.into());
+        self.settings.watch = Some(table.into());
         self
     }
 
@@ -81,7 +80,7 @@ impl Builder {
 
     /// A function that is told each new state. It must not block.
     pub fn on_state(mut self, told: impl Fn(State) + Send + Sync + 'static) -> Self {
-        self.on_state = Some(Box::new(told));
+        self.settings.on_state = Some(Box::new(told));
         self
     }
 }

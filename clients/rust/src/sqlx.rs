@@ -46,7 +46,7 @@ pub async fn end(scope: &Scope, mut tx: PgTransaction<'_>) -> Result<(), Error> 
     scope.check()?;
     // If the work has caught an error of the server, COMMIT would roll back and say nothing; but the SELECT fails.
     tx.execute("SELECT").await.map_err(|error| scope.judge(error.into()))?;
-    let unsure = scope.grant.over.clone().drop_guard();
+    let unsure = scope.over.clone().drop_guard();
     let committed = tx.commit().await;
     let rolled_back = committed.as_ref().is_err_and(|error| code_of(error).is_some_and(|code| is_of_statement(&code)));
     if committed.is_ok() || rolled_back {

@@ -2,7 +2,7 @@
 
 use crate::error::{BoxError, Error};
 use crate::keeper::timed_out;
-use crate::line::texts;
+use crate::line::{self, Arg};
 use crate::scope::Scope;
 use std::mem;
 use tokio::time::sleep;
@@ -33,14 +33,14 @@ impl Scope {
     /// }
     /// ```
     pub async fn guard(&self, tx: &Transaction<'_>) -> Result<(), Error> {
-        let fence = self.fence().to_string();
-        self.query(tx, CHECK, &[self.name(), &fence]).await.map(drop)
+        self.query(tx, CHECK, &[&self.name(), &self.fence()]).await.map(drop)
     }
 
     /// Makes a call in a transaction that checks the fence, or relies on it.
-    pub(crate) async fn query(&self, tx: &Transaction<'_>, sql: &str, args: &[&str]) -> Result<Row, Error> {
+    pub(crate) async fn query(&self, tx: &Transaction<'_>, sql: &str, args: &[Arg<'_>]) -> Result<Row, Error> {
         self.check()?;
-        tx.query_typed_one(sql, &texts(args)).await.map_err(|error| self.judge(error.into()))
+        let rows = line::query(tx, sql, args).await.map_err(|error| self.judge(error))?;
+        rows.into_iter().next().ok_or_else(Error::lost)
     }
 
     /// Runs a transaction: begins, does the work, commits, and tells how the commit ended.
@@ -52,34 +52,30 @@ impl Scope {
         let mut tx = self.unless_over(client.transaction()).await??;
         let value = self.unless_over(work(&mut tx)).await?.map_err(|error| self.judge(error.into()))?;
         self.check()?;
-        let unsure = self.grant.over.clone().drop_guard();
-        // If the work has caught an error of the server, COMMIT would roll back and say nothing; but the SELECT fails.
-        let commit = tx.batch_execute("SELECT; COMMIT");
+        let unsure = self.over.clone().drop_guard();
         let patience = async {
-            self.grant.over.cancelled().await;
-            sleep(self.leases.keeper.ttl / 2).await;
+            self.over.cancelled().await;
+            sleep(self.leases.keeper.settings.ttl / 2).await;
         };
         let answer = tokio::select! {
-            answer = commit => answer.map_err(Error::from),
+            // If the work has caught an error of the server, COMMIT would roll back and say nothing; but the SELECT fails.
+            answer = tx.batch_execute("SELECT; COMMIT") => answer.map_err(Error::from),
             () = patience => Err(timed_out()),
         };
         match answer {
-            Ok(()) => {
-                mem::forget(tx); // its Drop would roll back
+            Err(error) if error.of_server().is_none() => Err(self.judge(error.unsure())),
+            answer => {
                 unsure.disarm();
+                answer.map_err(|error| self.judge(error))?;
+                mem::forget(tx); // its Drop would roll back
                 Ok(value)
             }
-            Err(error) if error.of_server().is_some() => {
-                unsure.disarm();
-                Err(self.judge(error))
-            }
-            Err(error) => Err(self.judge(error.unsure())),
         }
     }
 
-    /// Waits for a step of a transaction, until the scope ends.
-    async fn unless_over<T>(&self, step: impl Future<Output = T>) -> Result<T, Error> {
-        self.grant.over.run_until_cancelled(step).await.ok_or_else(|| self.judge(Error::lost()))
+    /// Waits for a step, until the scope ends.
+    pub(crate) async fn unless_over<T>(&self, step: impl Future<Output = T>) -> Result<T, Error> {
+        self.over.run_until_cancelled(step).await.ok_or_else(|| self.judge(Error::lost()))
     }
 
     /// Refuses a scope that has ended.
@@ -90,7 +86,7 @@ impl Scope {
     /// Says what an error is about. LF001 is for good, so it ends the scope.
     pub(crate) fn judge(&self, error: Error) -> Error {
         if error.of_server() == Some("LF001") {
-            self.grant.over.cancel();
+            self.over.cancel();
         }
         error.of(self.name(), self.fence())
     }

@@ -45,7 +45,8 @@ fn happen(core: &mut Core, now: Duration, event: &Value) {
         _ if event["answered"].is_object() => core.answered(now, &answer(&event["answered"]["answer"])),
         _ if event["failed"].is_object() => core.failed(now, event["failed"]["sqlstate"].as_str().unwrap_or_default()),
         _ if event["heard"].is_object() => {
-            core.heard(now, ms(&event["heard"]["sent"]), &answer(&event["heard"]["answer"]))
+            let session = core.session.clone().unwrap_or_default();
+            core.heard(now, &session, ms(&event["heard"]["sent"]), &answer(&event["heard"]["answer"]))
         }
         _ => unreachable!("{event}"),
     }

@@ -1,0 +1,156 @@
+//! What all verbs have: they look again at each ask of the keeper, and they have tasks, until they are stopped.
+
+use crate::error::{BoxError, Error, with_causes};
+use crate::keeper::{Leases, Trusted, log};
+use crate::line::BoxFuture;
+use crate::scope::Scope;
+use std::{collections::HashMap, mem, pin::Pin, task::Context, task::Poll, time::Duration};
+use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+const RETRY: Duration = Duration::from_secs(1);
+
+/// A verb at work in the background. Await it for its end: by a drain, by [`close`](Leases::close), or by an error.
+/// Drop it to stop it.
+#[must_use = "the verb stops when this is dropped"]
+pub struct Running {
+    task: JoinHandle<Result<(), Error>>,
+    end: Option<DropGuard>,
+}
+
+impl Running {
+    /// Stops the verb: nothing new begins. Waits until what has begun has ended.
+    pub async fn stop(mut self) -> Result<(), Error> {
+        self.end = None;
+        self.await
+    }
+}
+
+impl Future for Running {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.task).poll(context).map(|done| done.unwrap_or_else(|panic| Err(Error::Other(panic.into()))))
+    }
+}
+
+/// Waits for the end of the verb that has the name before.
+pub(crate) type Turn = BoxFuture<OwnedMutexGuard<()>>;
+
+/// A verb at work.
+pub(crate) struct Verb {
+    pub leases: Leases,
+    pub end: CancellationToken, // nothing new may begin: the keeper drains, or the caller wants no more
+    pub begun: HashMap<i64, Scope>, // what has a task: partitions, or items
+    tasks: JoinSet<i64>,
+    asks: watch::Receiver<u64>,
+    patience: Duration, // until the next look
+}
+
+/// What a verb does at each ask.
+pub(crate) trait Look: Send {
+    fn look(&mut self, verb: &mut Verb, at: &Trusted) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+impl Verb {
+    /// Starts a verb as a task, which a drain waits for, when its turn has come.
+    pub fn start<F>(leases: &Leases, turn: Turn, run: impl FnOnce(Verb) -> F + Send + 'static) -> Running
+    where
+        F: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let (leases, keeper) = (leases.clone(), &leases.keeper);
+        let (end, mut asks, begun, tasks) =
+            (keeper.stop.child_token(), keeper.asks.subscribe(), HashMap::new(), JoinSet::new());
+        asks.mark_changed(); // the first look is at once
+        let guard = Some(end.clone().drop_guard());
+        let verb = Verb { leases, end: end.clone(), begun, tasks, asks, patience: Duration::MAX };
+        let task = async move {
+            let Some(_turn) = end.run_until_cancelled(turn).await else {
+                return Ok(());
+            };
+            let done = run(verb).await;
+            if matches!(done, Err(Error::Closed)) { Ok(()) } else { done }
+        };
+        Running { task: keeper.work.spawn_on(task, &keeper.runtime), end: guard }
+    }
+
+    /// Waits until there may be something new, and until work may begin: at first, then after each ask and the end of
+    /// each task. Fails with [`Error::Closed`] when the verb must end.
+    pub async fn next(&mut self) -> Result<Trusted, Error> {
+        loop {
+            let patience = mem::replace(&mut self.patience, Duration::MAX);
+            tokio::select! {
+                biased;
+                () = self.end.cancelled() => return Err(Error::Closed),
+                Some(Ok(key)) = self.tasks.join_next() => drop(self.begun.remove(&key)),
+                _ = timeout(patience, self.asks.changed()) => (),
+            }
+            while let Some(Ok(key)) = self.tasks.try_join_next() {
+                self.begun.remove(&key);
+            }
+            if let Some(at) = self.leases.trusted() {
+                return Ok(at);
+            }
+        }
+    }
+
+    /// Looks each time, until the verb must end. Then waits for the tasks.
+    pub async fn follow(&mut self, what: &mut impl Look) -> Result<(), Error> {
+        let ended = loop {
+            if let Err(error) = self.look(what).await {
+                break error;
+            }
+        };
+        self.begun.values().for_each(|scope| scope.token.cancel());
+        while self.tasks.join_next().await.is_some() {}
+        Err(ended)
+    }
+
+    async fn look(&mut self, what: &mut impl Look) -> Result<(), Error> {
+        let at = self.next().await?;
+        what.look(self, &at).await.or_else(|error| self.passes(error))
+    }
+
+    /// Waits for the next ask alone.
+    pub async fn asked(&mut self) {
+        let _ = self.asks.changed().await;
+    }
+
+    /// Looks again after a pause, if no ask comes before.
+    pub fn retry(&mut self) {
+        self.patience = RETRY;
+    }
+
+    /// Looks again after an error that passes, or of a session that has ended. Fails with any other.
+    pub fn passes(&mut self, error: Error) -> Result<(), Error> {
+        // 55000: not now, as the session has no slot, or is not yet a member of the queue's group.
+        if !matches!(error, Error::Lost(_)) && !error.passes() && error.of_server() != Some("55000") {
+            return Err(error);
+        }
+        log!(warn, "eskit_lease {}: looks again: {}", self.leases.name(), with_causes(&error));
+        self.retry();
+        Ok(())
+    }
+
+    /// Starts the task of a partition, or of an item.
+    pub fn begin(&mut self, key: i64, scope: Scope, task: impl Future<Output = ()> + Send + 'static) {
+        self.begun.insert(key, scope);
+        self.tasks.spawn(async move {
+            task.await;
+            key
+        });
+    }
+}
+
+impl Scope {
+    /// Runs a function of the user in a task of its own, as it may panic, until the scope ends.
+    pub(crate) async fn run<W>(&self, work: W) -> Result<(), Error>
+    where
+        W: Future<Output = Result<(), BoxError>> + Send + 'static,
+    {
+        let ended = tokio::spawn(self.over.clone().run_until_cancelled_owned(work)).await;
+        Ok(ended.map_err(|panic| Error::Other(panic.into()))?.ok_or_else(Error::lost)??)
+    }
+}
