@@ -4,7 +4,7 @@ use crate::error::{BoxError, Error, with_causes};
 use crate::keeper::{Leases, Trusted, log};
 use crate::line::{Arg, BoxFuture};
 use crate::scope::Scope;
-use crate::verb::{Look, Running, Verb};
+use crate::verb::{Look, RETRY, Running, Verb};
 use std::collections::HashMap;
 use std::sync::{Arc, atomic::AtomicU32, atomic::Ordering::Relaxed};
 use std::{ops::Deref, time::Duration};
@@ -65,7 +65,7 @@ impl Leases {
     {
         let (work, failures) = (Arc::new(move |partition| Box::pin(work(partition)) as _), HashMap::new());
         let member = Member { group: group.to_owned(), work, joined: None, failures };
-        Verb::start(self, Box::pin(self.turn("join", group).lock_owned()), |verb| member.run(verb))
+        Verb::new(self).start(Box::pin(self.turn("join", group).lock_owned()), |verb| verb.follow(member))
     }
 }
 
@@ -84,22 +84,20 @@ impl Look for Member {
             Err(error) if !matches!(error.of_server(), Some("42704" | "42501")) => {
                 log!(warn, "eskit_lease: the assignment of {} has failed: {}", self.group, with_causes(&error));
                 self.joined = None; // it may have been put out
-                verb.retry();
+                verb.patience = RETRY;
                 Ok(())
             }
             done => done,
         }
     }
+
+    async fn leave(&self, leases: &Leases) {
+        let session = leases.session().unwrap_or_default();
+        let _ = leases.give_back(&session, LEAVE, &[&self.group, &session]).await;
+    }
 }
 
 impl Member {
-    async fn run(mut self, mut verb: Verb) -> Result<(), Error> {
-        let ended = verb.follow(&mut self).await;
-        let session = verb.leases.session().unwrap_or_default();
-        let _ = verb.leases.give_back(&session, LEAVE, &[&self.group, &session]).await;
-        ended
-    }
-
     /// Asks which partitions the session owns, and has a task for each of them.
     async fn assign(&mut self, verb: &mut Verb, at: &Trusted) -> Result<(), Error> {
         let (leases, args) = (&verb.leases, [&self.group as _, &at.session as _]);

@@ -138,11 +138,11 @@ impl Leases {
         }
     }
 
-    /// Returns the session, if work may begin.
+    /// Returns the session, if it is trusted.
     pub(crate) fn trusted(&self) -> Option<Trusted> {
         self.look_at_clock();
         let kept = self.kept();
-        let is_trusted = kept.core.state(self.keeper.began.elapsed()) == State::Trusted;
+        let is_trusted = matches!(kept.core.state(self.keeper.began.elapsed()), State::Trusted | State::Draining);
         let session = kept.core.session.clone().filter(|_| is_trusted)?;
         Some(Trusted { session, scopes: kept.scopes.clone() })
     }
@@ -286,8 +286,8 @@ impl Leases {
         let answer = done.as_ref().ok().and_then(|rows| answer_of(rows.first()?));
         let done = if answer.as_ref().is_some_and(|answer| !answer.alive) { Err(Error::lost()) } else { done };
         match (&done, answer) {
-            (Ok(_), Some(answer)) => self.heard(session, sent, &answer),
-            (Err(Error::Lost(_)), _) => self.heard(session, sent, &Answer::default()),
+            (Ok(_), Some(answer)) => self.event(|core, now| core.heard(now, session, sent, &answer)),
+            (Err(Error::Lost(_)), _) => self.event(|core, now| core.heard(now, session, sent, &Answer::default())),
             (Err(error), _) if error.of_server().is_none() => second.0 = None,
             _ => (),
         }
@@ -321,11 +321,6 @@ impl Leases {
         }
     }
 
-    /// Tells the core what a call on another connection answered about a session.
-    fn heard(&self, session: &str, sent: Duration, answer: &Answer) {
-        self.event(|core, now| core.heard(now, session, sent, answer));
-    }
-
     // ---- the end ----
 
     /// Ends what the session has, and closes it: the keeper opens another.
@@ -337,7 +332,7 @@ impl Leases {
 
     async fn end_session(&self, session: &str) -> Result<(), Error> {
         self.give_back(session, "SELECT eskit_lease.session_close($1::uuid)", &[&session]).await?;
-        self.heard(session, self.keeper.began.elapsed(), &Answer::default());
+        self.event(|core, now| core.heard(now, session, now, &Answer::default()));
         Ok(())
     }
 

@@ -1,9 +1,9 @@
 //! `lead`: one leader at a time.
 
 use crate::error::{Error, State};
-use crate::keeper::Leases;
+use crate::keeper::{Leases, Trusted};
 use crate::scope::Scope;
-use crate::verb::{Running, Turn, Verb};
+use crate::verb::{Look, RETRY, Running, Turn, Verb};
 use std::{future::ready, ops::Deref};
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -21,7 +21,6 @@ const RELEASE_ANY: &str = "SELECT eskit_lease.lease_release_many(ARRAY[$1], $2::
 #[must_use = "the lease is released when this is dropped"]
 pub struct Lead {
     scope: Scope,
-    held: DropGuard,
     running: Running,
 }
 
@@ -36,8 +35,7 @@ impl Deref for Lead {
 impl Lead {
     /// Ends the scope, and waits until the lease is released, or the session has ended.
     pub async fn release(self) {
-        drop(self.held);
-        let _ = self.running.await;
+        let _ = self.running.stop().await;
     }
 }
 
@@ -58,88 +56,91 @@ impl Leases {
     }
 
     async fn ask_for(&self, name: &str, queue: bool, turn: Turn) -> Result<Option<Lead>, Error> {
-        let ((tell, told), name) = (oneshot::channel(), name.to_owned());
-        let running = Verb::start(self, turn, move |verb| Hold { verb, name, place: None }.run(queue, tell));
+        let (tell, told) = oneshot::channel();
+        let hold = Hold { name: name.to_owned(), queue, tell: Some(tell), scope: None, place: None };
+        let mut running = Verb::new(self).start(turn, |verb| verb.follow(hold));
         match told.await {
-            Ok((scope, held)) => Ok(Some(Lead { scope, held, running })),
+            Ok((scope, end)) => {
+                running.end = Some(end);
+                Ok(Some(Lead { scope, running }))
+            }
             Err(_) => running.await.map(|()| None),
         }
     }
 }
 
-/// A name, from the first ask for it until it is given up.
+/// A name, from the first ask for it until it is given back.
 struct Hold {
-    verb: Verb,
     name: String,
-    place: Option<String>, // the session that may have a place in line, or the lease without a scope
+    queue: bool,
+    tell: Option<oneshot::Sender<(Scope, DropGuard)>>,
+    scope: Option<Scope>,
+    place: Option<String>, // the session that may have a place in line, or the lease under a fence without a scope
 }
 
 impl Hold {
-    async fn run(mut self, queue: bool, tell: oneshot::Sender<(Scope, DropGuard)>) -> Result<(), Error> {
-        let granted = self.wait(queue).await;
-        let leases = self.verb.leases.clone();
-        if let Ok(Some(scope)) = &granted {
-            let (held, token, end) = (CancellationToken::new(), scope.token.clone(), self.verb.end.clone());
-            let _ = tell.send((scope.clone(), held.clone().drop_guard()));
-            tokio::spawn(async move { token.run_until_cancelled(end.cancelled()).await.map(|()| token.cancel()) });
-            let stays = self.keep(scope, &held).await;
+    /// Asks for the lease: returns its fence, if it is granted, and the reason.
+    async fn acquire(&self, leases: &Leases, session: &str, queue: bool) -> Result<(Option<i64>, String), Error> {
+        let rows = leases.call(session, ACQUIRE, &[&self.name, &session, &queue]).await?;
+        let row = rows.first().ok_or_else(Error::lost)?;
+        Ok((row.try_get("fence")?, row.try_get("reason")?))
+    }
+
+    /// Asks whether the lease is still held.
+    async fn keep(&mut self, leases: &Leases, scope: &Scope) {
+        match self.acquire(leases, scope.session(), false).await {
+            Ok((fence, reason)) if fence == Some(scope.fence()) && reason == "already_held" => return,
+            Err(Error::Lost(_)) => (),
+            _ => self.place = Some(scope.session().to_owned()), // it may have been granted anew
+        }
+        scope.over.cancel();
+    }
+
+    /// Begins the scope, which ends with the caller's [`Lead`]. A drain only tells it.
+    fn begin(&mut self, verb: &mut Verb, scope: Scope) {
+        let (token, stop, end) = (scope.token.clone(), verb.leases.keeper.stop.clone(), CancellationToken::new());
+        tokio::spawn(async move { token.run_until_cancelled(stop.cancelled()).await.map(|()| token.cancel()) });
+        verb.end = end.clone();
+        (self.scope, self.place) = (Some(scope.clone()), None);
+        self.tell.take().map(|tell| tell.send((scope, end.drop_guard())));
+    }
+}
+
+impl Look for Hold {
+    async fn look(&mut self, verb: &mut Verb, at: &Trusted) -> Result<(), Error> {
+        if let Some(scope) = self.scope.clone() {
+            if !scope.over.is_cancelled() {
+                self.keep(&verb.leases, &scope).await;
+            }
+            return Ok(());
+        }
+        self.place = Some(at.session.clone());
+        match self.acquire(&verb.leases, &at.session, self.queue).await? {
+            (Some(fence), _) if !at.scopes.is_cancelled() => {
+                self.begin(verb, Scope::new(&verb.leases, &self.name, at, fence));
+            }
+            (fence, _) if !self.queue => {
+                self.place = self.place.take().filter(|_| fence.is_some());
+                return Err(Error::Closed);
+            }
+            // The session is told of a grant to its place in line. It has none after other refusals, which pass.
+            (_, reason) if reason == "queued" => (),
+            _ => verb.patience = RETRY,
+        }
+        Ok(())
+    }
+
+    async fn leave(&self, leases: &Leases) {
+        if let Some(scope) = &self.scope {
             scope.over.cancel();
-            if stays {
+            if self.place.is_none() {
                 let _ = leases.give_back(scope.session(), RELEASE, &[&self.name, &scope.fence()]).await;
-                self.place = None;
             }
         }
         if let Some(session) = &self.place {
-            for sql in [CANCEL, RELEASE_ANY] {
-                let _ = leases.give_back(session, sql, &[&self.name, session]).await; // also a grant that crossed the cancel
-            }
+            let _ = leases.give_back(session, CANCEL, &[&self.name, session]).await;
+            // Also a grant that crossed the cancel.
+            let _ = leases.give_back(session, RELEASE_ANY, &[&self.name, session]).await;
         }
-        granted.map(drop)
-    }
-
-    /// Asks until the lease is granted. None if it is not, without a queue.
-    async fn wait(&mut self, queue: bool) -> Result<Option<Scope>, Error> {
-        loop {
-            let at = self.verb.next().await?;
-            self.place = Some(at.session.clone());
-            match self.acquire(&at.session, queue).await {
-                Ok((Some(fence), _)) if !at.scopes.is_cancelled() => {
-                    return Ok(Some(Scope::new(&self.verb.leases, &self.name, &at, fence)));
-                }
-                Ok((fence, _)) if !queue => {
-                    self.place = self.place.take().filter(|_| fence.is_some());
-                    return Ok(None);
-                }
-                // The session is told of a grant to its place in line. It has none after other refusals, which pass.
-                Ok((_, reason)) if reason == "queued" => (),
-                Ok(_) => self.verb.retry(),
-                Err(error) => self.verb.passes(error)?,
-            }
-        }
-    }
-
-    /// Asks again at each ask, until the scope is given back. Tells whether the lease has stayed as it was.
-    async fn keep(&mut self, scope: &Scope, held: &CancellationToken) -> bool {
-        let mut stays = true;
-        loop {
-            tokio::select! {
-                () = held.cancelled() => return stays,
-                () = self.verb.asked(), if !scope.over.is_cancelled() => {
-                    match self.acquire(scope.session(), false).await {
-                        Ok((fence, reason)) if fence == Some(scope.fence()) && reason == "already_held" => continue,
-                        Err(Error::Lost(_)) => (),
-                        _ => stays = false,
-                    }
-                    scope.over.cancel();
-                }
-            }
-        }
-    }
-
-    /// Asks for the lease: returns its fence, if it is granted, and the reason.
-    async fn acquire(&self, session: &str, queue: bool) -> Result<(Option<i64>, String), Error> {
-        let rows = self.verb.leases.call(session, ACQUIRE, &[&self.name, &session, &queue]).await?;
-        let row = rows.first().ok_or_else(Error::lost)?;
-        Ok((row.try_get("fence")?, row.try_get("reason")?))
     }
 }

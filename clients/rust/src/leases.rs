@@ -4,6 +4,7 @@ use crate::connect;
 use crate::error::Error;
 use crate::keeper::{Leases, WATCH, timed_out};
 use crate::settings::Builder;
+use crate::verb::Verb;
 use std::time::Duration;
 use tokio::{signal, time::timeout};
 
@@ -58,13 +59,7 @@ impl Leases {
 
     /// Waits until the first session is trusted, and watches the table: only this fails if it cannot.
     async fn opened(&self) -> Result<(), Error> {
-        let mut asks = self.keeper.asks.subscribe();
-        let session = loop {
-            match self.trusted() {
-                Some(at) => break at.session,
-                None => drop(asks.changed().await),
-            }
-        };
+        let session = Verb::new(self).next().await?.session;
         if let Some(table) = &self.keeper.settings.watch {
             self.call(&session, WATCH, &[&session, table]).await?;
         }

@@ -15,8 +15,8 @@
 //! # }
 //! ```
 
-// Files, low to high: error, core, line, connect, settings, keeper, leases, scope, transaction, verb, lead, group, work,
-// once, sqlx.
+// Files, low to high: error, core, line, connect, settings, keeper, scope, transaction, verb, leases, lead, group,
+// work, once, sqlx.
 mod connect;
 mod core;
 mod error;

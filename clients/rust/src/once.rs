@@ -41,7 +41,7 @@ impl Leases {
         let dropped = |retry| Err(("the call was dropped".to_owned(), retry));
         let ((tell, told), (end, ended)) = (oneshot::channel(), watch::channel(dropped(true)));
         let (turn, its) = (Box::pin(self.turn("once", key).lock_owned()), key.to_owned());
-        let running = Verb::start(self, turn, |verb| attempt(verb, its, tell, ended));
+        let running = Verb::new(self).start(turn, |verb| attempt(verb, its, tell, ended));
         let scope = match told.await {
             Ok(Ok(scope)) => scope,
             Ok(Err(once)) => return Ok(once),

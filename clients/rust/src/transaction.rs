@@ -58,7 +58,8 @@ impl Scope {
             sleep(self.leases.keeper.settings.ttl / 2).await;
         };
         let answer = tokio::select! {
-            // If the work has caught an error of the server, COMMIT would roll back and say nothing; but the SELECT fails.
+            // If the work has caught an error of the server, COMMIT would say nothing and roll back; but the SELECT
+            // fails.
             answer = tx.batch_execute("SELECT; COMMIT") => answer.map_err(Error::from),
             () = patience => Err(timed_out()),
         };

@@ -10,14 +10,14 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-const RETRY: Duration = Duration::from_secs(1);
+pub(crate) const RETRY: Duration = Duration::from_secs(1);
 
 /// A verb at work in the background. Await it for its end: by a drain, by [`close`](Leases::close), or by an error.
 /// Drop it to stop it.
 #[must_use = "the verb stops when this is dropped"]
 pub struct Running {
     task: JoinHandle<Result<(), Error>>,
-    end: Option<DropGuard>,
+    pub(crate) end: Option<DropGuard>,
 }
 
 impl Running {
@@ -44,40 +44,47 @@ pub(crate) struct Verb {
     pub leases: Leases,
     pub end: CancellationToken, // nothing new may begin: the keeper drains, or the caller wants no more
     pub begun: HashMap<i64, Scope>, // what has a task: partitions, or items
+    pub asks: watch::Receiver<u64>,
+    pub patience: Duration, // until the next look, if no ask comes before
     tasks: JoinSet<i64>,
-    asks: watch::Receiver<u64>,
-    patience: Duration, // until the next look
 }
 
-/// What a verb does at each ask.
+/// A verb that follows what the session has.
 pub(crate) trait Look: Send {
+    /// Looks what the session has now.
     fn look(&mut self, verb: &mut Verb, at: &Trusted) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Leaves, when all tasks have ended.
+    fn leave(&self, leases: &Leases) -> impl Future<Output = ()> + Send;
 }
 
 impl Verb {
-    /// Starts a verb as a task, which a drain waits for, when its turn has come.
-    pub fn start<F>(leases: &Leases, turn: Turn, run: impl FnOnce(Verb) -> F + Send + 'static) -> Running
+    pub fn new(leases: &Leases) -> Self {
+        let (end, mut asks) = (leases.keeper.stop.child_token(), leases.keeper.asks.subscribe());
+        asks.mark_changed(); // the first look is at once
+        let (begun, tasks) = (HashMap::new(), JoinSet::new());
+        Verb { leases: leases.clone(), end, begun, tasks, asks, patience: Duration::MAX }
+    }
+
+    /// Starts the verb as a task, which a drain waits for, when its turn has come.
+    pub fn start<F>(self, turn: Turn, run: impl FnOnce(Verb) -> F + Send + 'static) -> Running
     where
         F: Future<Output = Result<(), Error>> + Send + 'static,
     {
-        let (leases, keeper) = (leases.clone(), &leases.keeper);
-        let (end, mut asks, begun, tasks) =
-            (keeper.stop.child_token(), keeper.asks.subscribe(), HashMap::new(), JoinSet::new());
-        asks.mark_changed(); // the first look is at once
+        let (keeper, end) = (self.leases.keeper.clone(), self.end.clone());
         let guard = Some(end.clone().drop_guard());
-        let verb = Verb { leases, end: end.clone(), begun, tasks, asks, patience: Duration::MAX };
         let task = async move {
             let Some(_turn) = end.run_until_cancelled(turn).await else {
                 return Ok(());
             };
-            let done = run(verb).await;
+            let done = run(self).await;
             if matches!(done, Err(Error::Closed)) { Ok(()) } else { done }
         };
         Running { task: keeper.work.spawn_on(task, &keeper.runtime), end: guard }
     }
 
-    /// Waits until there may be something new, and until work may begin: at first, then after each ask and the end of
-    /// each task. Fails with [`Error::Closed`] when the verb must end.
+    /// Waits until there may be something new, and until the session is trusted: at first, then after each ask and the
+    /// end of each task. Fails with [`Error::Closed`] when the verb must end.
     pub async fn next(&mut self) -> Result<Trusted, Error> {
         loop {
             let patience = mem::replace(&mut self.patience, Duration::MAX);
@@ -97,30 +104,21 @@ impl Verb {
     }
 
     /// Looks each time, until the verb must end. Then waits for the tasks.
-    pub async fn follow(&mut self, what: &mut impl Look) -> Result<(), Error> {
+    pub async fn follow(mut self, mut what: impl Look) -> Result<(), Error> {
         let ended = loop {
-            if let Err(error) = self.look(what).await {
+            if let Err(error) = self.look(&mut what).await {
                 break error;
             }
         };
         self.begun.values().for_each(|scope| scope.token.cancel());
         while self.tasks.join_next().await.is_some() {}
+        what.leave(&self.leases).await;
         Err(ended)
     }
 
     async fn look(&mut self, what: &mut impl Look) -> Result<(), Error> {
         let at = self.next().await?;
         what.look(self, &at).await.or_else(|error| self.passes(error))
-    }
-
-    /// Waits for the next ask alone.
-    pub async fn asked(&mut self) {
-        let _ = self.asks.changed().await;
-    }
-
-    /// Looks again after a pause, if no ask comes before.
-    pub fn retry(&mut self) {
-        self.patience = RETRY;
     }
 
     /// Looks again after an error that passes, or of a session that has ended. Fails with any other.
@@ -130,7 +128,7 @@ impl Verb {
             return Err(error);
         }
         log!(warn, "eskit_lease {}: looks again: {}", self.leases.name(), with_causes(&error));
-        self.retry();
+        self.patience = RETRY;
         Ok(())
     }
 

@@ -50,22 +50,15 @@ impl Item {
 }
 
 impl Leases {
-    /// Claims items of a queue, and calls `handler` for each, in tasks of their own, at most `concurrency` at once. The
-    /// handler does the item's work in [`Item::transaction`]. If it fails, the item is tried again, as its queue says.
-    pub fn work<W>(
-        &self,
-        queue: &str,
-        concurrency: usize,
-        handler: impl Fn(Item) -> W + Send + Sync + 'static,
-    ) -> Running
+    /// Claims items of a queue, and calls `work` for each, in tasks of their own, at most `concurrency` at once. It does
+    /// what it writes in [`Item::transaction`]. If it fails, the item is tried again, as its queue says.
+    pub fn work<W>(&self, queue: &str, concurrency: usize, work: impl Fn(Item) -> W + Send + Sync + 'static) -> Running
     where
         W: Future<Output = Result<(), BoxError>> + Send + 'static,
     {
-        let handler = Arc::new(move |item| Box::pin(handler(item)) as _);
-        let mut worker = Worker { queue: queue.to_owned(), concurrency, handler };
-        Verb::start(self, Box::pin(self.turn("work", queue).lock_owned()), |mut verb| async move {
-            verb.follow(&mut worker).await
-        })
+        let handler = Arc::new(move |item| Box::pin(work(item)) as _);
+        let worker = Worker { queue: queue.to_owned(), concurrency, handler };
+        Verb::new(self).start(Box::pin(self.turn("work", queue).lock_owned()), |verb| verb.follow(worker))
     }
 }
 
@@ -94,6 +87,8 @@ impl Look for Worker {
         }
         Ok(())
     }
+
+    async fn leave(&self, _: &Leases) {}
 }
 
 impl Worker {
