@@ -1,14 +1,13 @@
 """Groups: the members share partitions, each with a fence and a cursor of its own."""
 
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ._drivers import Statement
 from ._errors import LeaseError
 from ._keeper import NO_OBJECT, Keeper
 from ._scope import Fenced
-from ._verb import Crew
+from ._verb import Crew, Work
 
 JOIN = "SELECT eskit_lease.group_join(%s::text, %s::uuid)"
 LEAVE = "SELECT eskit_lease.group_leave(%s::text, %s::uuid)"
@@ -57,7 +56,7 @@ class Member(Crew[Partition]):
 
     FINAL = (NO_OBJECT, "42501")  # the group is gone, or the right
 
-    def __init__(self, keeper: Keeper, group: str, work: Callable[[Partition], Awaitable[object]]) -> None:
+    def __init__(self, keeper: Keeper, group: str, work: Work[Partition]) -> None:
         super().__init__(keeper, "group", group, work)
         self._asked: str | None = None  # the session that may have joined
         self._joined: str | None = None  # the session that has

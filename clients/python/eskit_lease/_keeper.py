@@ -290,12 +290,11 @@ class Keeper(Waiting):
         self._is_opened = True
         try:
             self._tick()
-            await self.until(lambda: self.draining or self.is_trusted(), self.patience)
-            self.require_open()
-            session = self._core.session
-            if session is None or not self.is_trusted():
+            if not await self.until(lambda: self.draining or self.is_trusted(), self.patience):
                 raise self._trouble or TimeoutError(f"no session within {self.patience:g} s")
+            self.require_open()
             if self.watch is not None:  # raises what the heartbeats only warn of
+                session = str(self._core.session)
                 await asyncio.shield(self.spawn(self.call(session, WATCH, session, self.watch)))
         except BaseException:
             await self.drain(0)

@@ -18,6 +18,7 @@ from ._scope import Scope
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Scope)
+Work = Callable[[S], Awaitable[object]]  # of the user, under a scope
 
 
 class Verb(abc.ABC):
@@ -123,7 +124,7 @@ class Crew(Verb, Generic[S]):
 
     PASSING = (*REPEATED, SERVER_STATE)  # 55000: no member yet, or no longer
 
-    def __init__(self, keeper: Keeper, kind: str, name: str, work: Callable[[S], Awaitable[object]]) -> None:
+    def __init__(self, keeper: Keeper, kind: str, name: str, work: Work[S]) -> None:
         super().__init__(keeper, kind, name)
         self.at_work: dict[Hashable, S] = {}
         self._work = work
@@ -132,15 +133,13 @@ class Crew(Verb, Generic[S]):
         """Returns when the keeper has drained, or raises the driver's error. A caller that is cancelled waits for the
         end all the same."""
         running = await self.start()
-        cancel: asyncio.CancelledError | None = None
         while not running.done():
             try:
                 await asyncio.wait({running})
-            except asyncio.CancelledError as error:
+            except asyncio.CancelledError:
                 self.leave()
-                cancel = error
-        if cancel is not None:
-            raise cancel
+        if self.is_left:
+            raise asyncio.CancelledError
         await running
 
     @abc.abstractmethod

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import psycopg
@@ -14,7 +14,7 @@ from ._errors import Closed, LeaseError, Lost, describe
 from ._keeper import FIRST_PAUSE, LONGEST_PAUSE, Keeper
 from ._line import Broken, Row
 from ._scope import Scope
-from ._verb import Crew
+from ._verb import Crew, Work
 
 CLAIM = "SELECT id, key, payload::text, attempt, fence FROM eskit_lease.item_claim(%s::text, %s::uuid, %s::int)"
 FAIL = "SELECT eskit_lease.item_fail(%s::bigint, %s::bigint, %s::text)"
@@ -61,9 +61,7 @@ class Item(Scope):
 class Worker(Crew[Item]):
     """Claims items of a queue, for as many handlers as are free."""
 
-    def __init__(
-        self, keeper: Keeper, queue: str, perform: Callable[[Item], Awaitable[object]], concurrency: int
-    ) -> None:
+    def __init__(self, keeper: Keeper, queue: str, perform: Work[Item], concurrency: int) -> None:
         super().__init__(keeper, "queue", queue, perform)
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
@@ -106,10 +104,10 @@ class Worker(Crew[Item]):
             raise
         self.is_served = True
         for row in rows:
-            item = Item(self.keeper, self.name, session, row)
-            if not self.keeper.may_begin(session):
-                item.cancel("it came too late")
-            self.begin((item.id, item.fence), item)
+            if self.keeper.may_begin(session):
+                self.begin((row["id"], row["fence"]), Item(self.keeper, self.name, session, row))
+            else:
+                self.keeper.spawn(self.keeper.give_back(session, UNCLAIM, [row["id"]], row["fence"]))
         if len(rows) == free:
             self.look_in(0)
         elif self._strays_until is not None:

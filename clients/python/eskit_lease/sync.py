@@ -393,9 +393,11 @@ def _now(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("it waits")
 
 
-def _entered_now(block: contextlib.AbstractAsyncContextManager[T]) -> contextlib.AbstractContextManager[T]:
+@contextlib.contextmanager
+def _entered_now(block: contextlib.AbstractAsyncContextManager[T]) -> Iterator[T]:
     """A block that waits for nothing."""
-    return _rest(block, _now(block.__aenter__()), _now)
+    with _rest(block, _now(block.__aenter__()), _now) as value:
+        yield value
 
 
 @contextlib.contextmanager
