@@ -91,6 +91,11 @@ class Keeper(Waiting):
         """Whether nothing new may begin: from the start of a drain or a close, for good."""
         return self._core.is_draining or self._core.is_closed
 
+    @property
+    def closing(self) -> bool:
+        """Whether all is cancelled: the end of the session gives back what is left."""
+        return self._calls_until < math.inf
+
     def is_trusted(self, session: str | None = None) -> bool:
         """Whether the session may be believed to live; if given one, whether it is this one."""
         own = self._core.session

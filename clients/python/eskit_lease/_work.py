@@ -122,7 +122,8 @@ class Worker(Crew[Item]):
             trace = None if isinstance(error, LeaseError) else error
             keeper.warn(f"{self.name}: item {item.id}: {describe(error)}", trace)
             # LF001 if it is done after all: the end of its commit was unknown.
-            await keeper.fail(item.session, FAIL, item.id, item.fence, error)
+            if not keeper.closing:  # else the end of the session gives it back
+                await keeper.fail(item.session, FAIL, item.id, item.fence, error)
         else:
             if not item.cancelled.is_set():  # the application has no connection for it
                 if self._pause == FIRST_PAUSE:
