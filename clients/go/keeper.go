@@ -9,8 +9,6 @@ import (
 	"eskit.dev/lease/internal/core"
 )
 
-var errTaken = errors.New("another process ended the session, while it was trusted")
-
 // line is the keeper's connection, or the try to make it. To give it up is to end its context.
 type line struct {
 	ctx    context.Context
@@ -34,6 +32,9 @@ const (
 )
 
 func (l *Leases) now() time.Duration { return time.Since(l.begun) }
+
+// nextAsk returns what is closed at the next ask. A verb takes it before it asks the server, and so misses no news.
+func (l *Leases) nextAsk() <-chan struct{} { return l.asked.Load().(chan struct{}) }
 
 // step tells the core an event, does what it decides, and sets the timer for the next tick. It never waits, neither for
 // the network nor for a logger: nothing holds up a cancellation.
@@ -91,11 +92,10 @@ func (l *Leases) do(action core.Action) {
 	case "cancel":
 		l.cancelScopes(nil)
 	case "ask":
-		close(l.asked)
-		l.asked = make(chan struct{})
+		close(l.asked.Swap(make(chan struct{})).(chan struct{}))
 	case "warn":
 		if action.Why == "taken" {
-			l.problem = errTaken
+			l.problem = errors.New("another process ended the session, while it was trusted")
 		}
 		l.warn("trouble with the session", l.problem)
 	}
@@ -188,14 +188,9 @@ func (l *Leases) afterwards(call func()) {
 	}
 }
 
-// callLater calls what is to be called afterwards, until the keeper is closed.
+// callLater calls what is to be called afterwards, until nil comes.
 func (l *Leases) callLater() {
-	for {
-		select {
-		case call := <-l.later:
-			call()
-		case <-l.closed:
-			return
-		}
+	for call := <-l.later; call != nil; call = <-l.later {
+		call()
 	}
 }

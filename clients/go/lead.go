@@ -54,11 +54,12 @@ func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Cont
 		gone = asking.ctx
 	}
 	var lead *Lead
-	given := make(chan error, 1)
-	turn, err := l.verb(gone, "lead "+name, wait, func() {
+	var failed error
+	given := make(chan struct{})
+	turn, err := l.verb(ctx, "lead "+name, wait, func() {
 		var asked <-chan struct{}
 		place := "" // the session that may have a place in line, or a lease without a scope
-		given <- l.follow(gone, nil, func(session string, next <-chan struct{}) (bool, error) {
+		failed = l.follow(gone, nil, func(session string, next <-chan struct{}) (bool, error) {
 			got, err := l.acquire(name, session, wait)
 			switch {
 			case stays(err):
@@ -78,6 +79,7 @@ func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Cont
 			}
 			return false, cmp.Or(err, errAgain) // it has no place in line
 		})
+		close(given)
 		if lead != nil {
 			lead.attend(asked)
 		} else if place != "" {
@@ -91,8 +93,10 @@ func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Cont
 		return ctx, nil, err
 	}
 	select {
-	case err = <-given:
-	case <-gone.Done(): // a call that is under way must end before the place is given up
+	case <-given:
+	case <-gone.Done():
+	}
+	if gone.Err() != nil { // a call that is under way must end before the place is given up
 		go func() {
 			<-given
 			lead.Release()
@@ -100,7 +104,7 @@ func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Cont
 		return ctx, nil, context.Cause(ctx)
 	}
 	if lead == nil {
-		return ctx, nil, err
+		return ctx, nil, failed
 	}
 	lead.released = turn
 	return lead.ctx, lead, nil
@@ -137,9 +141,7 @@ func (d *Lead) attend(asked <-chan struct{}) {
 			continue
 		case <-asked:
 		}
-		l.mu.Lock()
-		asked = l.asked
-		l.mu.Unlock()
+		asked = l.nextAsk()
 		got, err := l.acquire(d.resource, d.session, false)
 		if err == nil && got.Fence != d.fence {
 			err = errors.New("the server answers: " + got.Reason)

@@ -96,6 +96,7 @@ type Leases struct {
 	verbs    sync.WaitGroup // that are under way
 	closed   chan struct{}
 	later    chan func()
+	asked    atomic.Value // a channel that is closed at the next ask, and replaced
 	told     atomic.Value // the problem that was logged last
 	ran      sync.Map     // the fences of run-once keys whose function began, and whose end is not stored, by key
 	line     sync.Mutex   // held while there is a connection of the keeper
@@ -106,7 +107,6 @@ type Leases struct {
 	timer   *time.Timer
 	present *line
 	problem error                    // of the last call or connection
-	asked   chan struct{}            // closed at each ask, and replaced
 	turns   map[string]chan struct{} // of the verbs that are under way; closed at their end
 	scopes  map[*Scope]bool
 	ending  bool // drains, or closes
@@ -150,7 +150,7 @@ func newLeases(dsn string, options []Option) *Leases {
 		settings: settings{ttl: 30 * time.Second, patience: 30 * time.Second, log: slog.Default(), hook: func(State) {},
 			name:    fmt.Sprintf("%s-%d-%08x", host, os.Getpid(), rand.Uint32()),
 			connect: func(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, dsn) }},
-		begun: time.Now(), state: Starting, asked: make(chan struct{}), draining: make(chan struct{}),
+		begun: time.Now(), state: Starting, draining: make(chan struct{}),
 		closed: make(chan struct{}), later: make(chan func(), 1000), turns: map[string]chan struct{}{},
 		scopes: map[*Scope]bool{},
 	}
@@ -160,7 +160,8 @@ func newLeases(dsn string, options []Option) *Leases {
 	l.life, l.endLife = context.WithCancel(context.Background())
 	l.patient, l.hurry = context.WithCancel(context.Background())
 	l.core = core.Core{TTL: l.ttl, Takeover: l.takeover, Watches: l.watch != "", Chance: rand.Float64}
-	l.timer = time.AfterFunc(l.ttl, func() { l.step(func(time.Duration) {}) })
+	l.timer = time.AfterFunc(core.Never, func() { l.step(func(time.Duration) {}) })
+	l.asked.Store(make(chan struct{}))
 	l.second.turn = make(chan struct{}, 1)
 	l.second.closer = time.AfterFunc(idle, l.second.close)
 	return l
@@ -259,5 +260,6 @@ func (l *Leases) end() {
 	case <-called:
 	case <-time.After(100 * time.Millisecond): // a hook may be waiting for this very Close
 	}
+	go func() { l.later <- nil }()
 	close(l.closed)
 }

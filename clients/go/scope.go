@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,7 +22,7 @@ type Scope struct {
 	session  string
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
-	news     <-chan struct{}
+	news     atomic.Value // the channel of the ask that News waits for
 }
 
 // newScope begins a scope. It has ended, with an error, if ctx is done or the session is not trusted any more.
@@ -30,11 +31,13 @@ func (l *Leases) newScope(ctx context.Context, resource string, fence int64, ses
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if state := l.core.State(l.now()); ctx.Err() != nil || l.patient.Err() != nil || l.core.Session != session || state != Trusted && state != Draining {
+	state := l.core.State(l.now())
+	mayBegin := l.core.Session == session && (state == Trusted || state == Draining) && l.patient.Err() == nil
+	if !mayBegin || ctx.Err() != nil {
 		s.end(nil)
 		return s, s.lost()
 	}
-	s.news = l.asked
+	s.news.Store(l.nextAsk())
 	l.scopes[s] = true
 	context.AfterFunc(s.ctx, func() {
 		l.mu.Lock()
@@ -51,7 +54,9 @@ func (l *Leases) cancelScopes(why error) {
 	}
 }
 
-func (s *Scope) end(why error) { s.cancel(&Error{ErrLost, s.resource, s.fence, why}) }
+func (s *Scope) end(why error) { s.cancel(s.error(ErrLost, why)) }
+
+func (s *Scope) error(kind, err error) error { return &Error{kind, s.resource, s.fence, err} }
 
 // lost returns an error if the scope has ended.
 func (s *Scope) lost() error {
@@ -59,7 +64,7 @@ func (s *Scope) lost() error {
 	if cause == nil || errors.Is(cause, ErrLost) {
 		return cause
 	}
-	return &Error{ErrLost, s.resource, s.fence, cause}
+	return s.error(ErrLost, cause)
 }
 
 // Name returns the name of the lease, or of the group.
@@ -81,18 +86,12 @@ func (s *Scope) Trusted() bool { return s.ctx.Err() == nil }
 // any change of the session. So a loop may read until it finds nothing, then call News, and misses nothing. It returns
 // an error when the scope has ended.
 func (s *Scope) News(ctx context.Context) error {
-	l := s.leases
-	l.mu.Lock()
-	news := s.news
-	l.mu.Unlock()
 	select {
-	case <-news:
+	case <-s.news.Load().(<-chan struct{}):
 	case <-s.ctx.Done():
 	case <-ctx.Done():
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s.news = l.asked
+	s.news.Store(s.leases.nextAsk())
 	return cmp.Or(s.lost(), context.Cause(ctx))
 }
 
@@ -152,12 +151,12 @@ func (s *Scope) judge(err error) error {
 	case err == nil || errors.As(err, &known):
 		return err
 	case code == "LF001" || code == "55P03" || code == "40001":
-		return &Error{ErrRefused, s.resource, s.fence, err}
+		return s.error(ErrRefused, err)
 	case code == "LF003":
 		s.end(err)
 	}
 	if s.ctx.Err() != nil {
-		return &Error{ErrLost, s.resource, s.fence, err}
+		return s.error(ErrLost, err)
 	}
 	return err
 }
@@ -197,18 +196,14 @@ func (s *Scope) transact(ctx context.Context, db Beginner, steps ...func(context
 	case answered(err), pgconn.SafeToRetry(err), errors.Is(err, pgx.ErrTxCommitRollback), errors.Is(err, pgx.ErrTxClosed):
 		return s.judge(err) // it is rolled back
 	}
-	return s.unsure(err)
+	err = s.error(ErrUnsure, err)
+	s.end(err)
+	return err
 }
 
 // Unsure reports that a transaction of this scope may still commit. It ends the scope, so that the next one has a new
 // fence, which is granted only once that transaction has ended.
-func (s *Scope) Unsure() { _ = s.unsure(nil) }
-
-func (s *Scope) unsure(err error) error {
-	err = &Error{ErrUnsure, s.resource, s.fence, err}
-	s.end(err)
-	return err
-}
+func (s *Scope) Unsure() { s.end(s.error(ErrUnsure, nil)) }
 
 // pause waits for a time, or until the scope has ended.
 func (s *Scope) pause(pause time.Duration) {

@@ -53,9 +53,9 @@ var errAgain = errors.New("again, after a pause")
 // the look that is done; or why it ends before that, which is [ErrClosed] when the keeper drains.
 func (l *Leases) follow(ctx context.Context, ended <-chan func(), look look) error {
 	for {
+		asked := l.nextAsk()
 		l.mu.Lock()
-		session, asked, ending := l.core.Session, l.asked, l.ending
-		state := l.core.State(l.now())
+		session, state, ending := l.core.Session, l.core.State(l.now()), l.ending
 		l.mu.Unlock()
 		var again <-chan time.Time
 		switch {
@@ -123,13 +123,11 @@ func (c *crew) attend(ctx context.Context, key string, look look, leave func()) 
 	return err
 }
 
-// start begins the scope of a user's function, unless the call has ended.
+// start begins the scope of a user's function, for which attend then waits. Once ctx, or the context of the crew, is done
+// the function must not begin.
 func (c *crew) start(ctx context.Context, resource string, fence int64, session string) (*Scope, error) {
 	c.starting.Lock()
 	defer c.starting.Unlock()
-	if c.ctx.Err() != nil {
-		return nil, context.Cause(c.ctx)
-	}
 	s, err := c.newScope(ctx, resource, fence, session)
 	if err == nil {
 		c.working.Add(1)

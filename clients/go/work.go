@@ -110,8 +110,10 @@ func (w *worker) unclaim(session string, item claim) error {
 func (w *worker) run(session string, item Item) {
 	begun, claimed := false, claim{item.ID, item.Fence}
 	s, err := w.start(context.WithoutCancel(w.ctx), fmt.Sprintf("%s/%d", w.queue, item.ID), item.Fence, session)
+	defer s.cancel(nil)
 	if err == nil {
 		waits := context.AfterFunc(w.ctx, func() { s.cancel(nil) })
+		defer waits()
 		err = s.transact(s.ctx, w.db, func(ctx context.Context, tx pgx.Tx) error {
 			if begun = waits(); !begun {
 				return context.Cause(w.ctx)
@@ -127,17 +129,14 @@ func (w *worker) run(session string, item Item) {
 	case begun && err != nil: // after an unknown commit, too: then LF001 says that the item was done
 		err = w.fail(session, `SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3::text)`, err, item.ID, item.Fence)
 	case err != nil:
-		if s != nil && w.ctx.Err() == nil {
+		if w.ctx.Err() == nil {
 			w.warn("no transaction for an item", err)
-			s.pause(time.Second)
+			s.pause(time.Second) // not at all if the scope has ended
 		}
 		err = w.unclaim(session, claimed)
 	}
 	if sqlstate(err) != "LF001" {
 		w.warn("an item was not given back", err)
-	}
-	if s != nil {
-		s.cancel(nil)
 	}
 	w.ended <- func() { delete(w.busy, claimed) }
 }

@@ -40,10 +40,10 @@ type Answer struct {
 // Action is what the keeper must do. Open, wait and beat are calls, of which one is under way at a time.
 type Action struct {
 	Do       string        // connect, disconnect, open, wait, beat, cancel (every scope), ask (every scope), or warn
-	Takeover bool          // of Open
-	Timeout  time.Duration // of Wait
-	Revision int64         // of Wait
-	Why      string        // of Warn: an SQLSTATE, or "taken"
+	Takeover bool          // of open
+	Timeout  time.Duration // of wait
+	Revision int64         // of wait
+	Why      string        // of warn: an SQLSTATE, or "taken"
 }
 
 // Core decides what the keeper of one process does. It is not safe for concurrent use. It is told events. After each of
@@ -123,16 +123,33 @@ func (c *Core) Disconnected(now time.Duration) {
 	c.attempts = min(c.attempts+1, 16)
 }
 
-// Answered tells the answer of the call that is under way.
+// Answered tells the answer of the call that is under way, and decides when the next one is due.
 func (c *Core) Answered(now time.Duration, answer Answer) {
 	kind := c.calling
 	c.calling, c.attempts, c.beatsFirst = "", 0, false
-	switch {
-	case c.calledFor != c.Session: // meanwhile that session was known to have ended
-	case !answer.Alive:
+	if c.calledFor != c.Session { // meanwhile that session was known to have ended
+		return
+	}
+	if !answer.Alive {
 		c.ended(now)
-	default:
-		c.learn(now, kind, answer)
+		return
+	}
+	if kind == "open" {
+		c.Session, c.revision = answer.Session, answer.Revision
+		c.hadSession, c.openedAt, c.beatsFirst = true, now, c.Watches
+	}
+	if answer.Reason == "wait_limit" {
+		c.noWaitBefore = now + c.TTL/3
+	}
+	isNews := answer.Revision > c.revision
+	c.revision = max(c.revision, answer.Revision)
+	c.believe(now, c.sent, answer.Trust, isNews)
+	switch {
+	case isNews || kind == "open":
+	case now < c.noWaitBefore:
+		c.nextCall = c.sent + c.jitter(min(beatPause, c.TTL/3), 0.75)
+	case kind == "wait" && now < c.sent+shortestWait:
+		c.nextCall = c.sent + shortestWait
 	}
 }
 
@@ -241,27 +258,6 @@ func (c *Core) goOn(now time.Duration) {
 	}
 	c.calling, c.sent, c.calledFor = next.Do, now, c.Session
 	c.do(next)
-}
-
-// learn takes in the answer of a call, and decides when the next one is due.
-func (c *Core) learn(now time.Duration, kind string, answer Answer) {
-	if kind == "open" {
-		c.Session, c.revision = answer.Session, answer.Revision
-		c.hadSession, c.openedAt, c.beatsFirst = true, now, c.Watches
-	}
-	if answer.Reason == "wait_limit" {
-		c.noWaitBefore = now + c.TTL/3
-	}
-	isNews := answer.Revision > c.revision
-	c.revision = max(c.revision, answer.Revision)
-	c.believe(now, c.sent, answer.Trust, isNews)
-	switch {
-	case isNews || kind == "open":
-	case now < c.noWaitBefore:
-		c.nextCall = c.sent + c.jitter(min(beatPause, c.TTL/3), 0.75)
-	case kind == "wait" && now < c.sent+shortestWait:
-		c.nextCall = c.sent + shortestWait
-	}
 }
 
 // believe counts the trust from before the call. When trust is back, or if there is news, all scopes ask.
