@@ -247,7 +247,7 @@ func TestJoinWhileTheAssignmentIsRefused(t *testing.T) {
 			return nil
 		}
 	}
-	joined := make(chan error, 2)
+	joined, left := make(chan error, 1), make(chan error, 1)
 	go func() { joined <- l.Join(t.Context(), group, member(0)) }()
 	eventually(t, "one owns all", func() bool { return owned[0].Load() == 2 })
 
@@ -256,14 +256,14 @@ func TestJoinWhileTheAssignmentIsRefused(t *testing.T) {
 	t.Cleanup(func() { _, _ = db.Exec(context.Background(), `ALTER `+function+`_away RENAME TO group_assignment`) })
 	other := open(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() { joined <- other.Join(ctx, group, member(1)) }()
+	go func() { left <- other.Join(ctx, group, member(1)) }()
 	eventually(t, "it is told", func() bool { return log.count("42883") == 1 })
 	do(t, db, `ALTER `+function+`_away RENAME TO group_assignment`)
 	eventually(t, "they share", func() bool { return owned[0].Load() == 1 && owned[1].Load() == 1 })
 
 	do(t, db, `REVOKE EXECUTE ON `+function+` FROM `+role)
 	cancel()
-	if err := <-joined; !errors.Is(err, context.Canceled) { // and its partition moves to the one that may not look
+	if err := <-left; !errors.Is(err, context.Canceled) { // and its partition moves to the one that may not look
 		t.Error(err)
 	}
 	var told interface{ SQLState() string }
