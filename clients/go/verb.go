@@ -8,7 +8,8 @@ import (
 )
 
 // verb runs a verb in the background, once nothing else in this process is under way for its key, as the server would
-// give that the same fence. If it would have to wait and must not, the turn is nil. The turn is closed when run has ended.
+// give that the same fence. If it would have to wait and must not, the turn is nil. The turn is closed when run has
+// ended.
 func (l *Leases) verb(ctx context.Context, key string, wait bool, run func()) (turn <-chan struct{}, err error) {
 	if l == nil || l.turns == nil {
 		return nil, ErrClosed
@@ -43,14 +44,14 @@ func (l *Leases) verb(ctx context.Context, key string, wait bool, run func()) (t
 }
 
 // look is what a verb does for a session that is trusted: it asks the server what has changed. asked is closed at the
-// next ask of the keeper: as it is taken before the question, no news is missed in between. A look that is done ends the
-// verb's loop; else an error passes.
+// next ask of the keeper: as it is taken before the question, no news is missed in between. A look that is done ends
+// the verb's loop; else an error passes.
 type look func(session string, asked <-chan struct{}) (done bool, err error)
 
 var errAgain = errors.New("again, after a pause")
 
-// follow looks at once, at each ask, when a task has ended, and soon after an error that passes. It returns the error of
-// the look that is done; or why it ends before that, which is [ErrClosed] when the keeper drains.
+// follow looks at once, at each ask, when a task has ended, and soon after an error that passes. It returns the error
+// of the look that is done; or why it ends before that, which is [ErrClosed] when the keeper drains.
 func (l *Leases) follow(ctx context.Context, ended <-chan func(), look look) error {
 	for {
 		asked := l.nextAsk()
@@ -85,7 +86,8 @@ func (l *Leases) follow(ctx context.Context, ended <-chan func(), look look) err
 	}
 }
 
-// stays tells whether an error of a call is the caller's. 55000: the session drains, is no member, or has found no slot.
+// stays tells whether an error of a call is the caller's. 55000: the session drains, is no member, or has found no
+// slot.
 func stays(err error) bool {
 	return answered(err) && !isBrief(err) && !errors.Is(err, ErrLost) && sqlstate(err) != "55000"
 }
@@ -123,8 +125,8 @@ func (c *crew) attend(ctx context.Context, key string, look look, leave func()) 
 	return err
 }
 
-// start begins the scope of a user's function, for which attend then waits. Once ctx, or the context of the crew, is done
-// the function must not begin.
+// start begins the scope of a user's function, for which attend then waits. Once ctx, or the context of the crew, is
+// done the function must not begin.
 func (c *crew) start(ctx context.Context, resource string, fence int64, session string) (*Scope, error) {
 	c.starting.Lock()
 	defer c.starting.Unlock()
