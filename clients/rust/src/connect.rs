@@ -81,9 +81,7 @@ fn secure(config: Config, roots: Option<String>) -> Result<Connect, BoxError> {
     use rustls::pki_types::{CertificateDer, pem::PemObject};
     let mut store = rustls::RootCertStore::empty();
     match roots.as_deref() {
-        None | Some("system") => {
-            store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
+        None | Some("system") => _ = store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
         Some(file) => {
             for certificate in CertificateDer::pem_file_iter(file)? {
                 store.add(certificate?)?;

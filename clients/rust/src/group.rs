@@ -65,7 +65,7 @@ impl Leases {
     {
         let (work, failures) = (Arc::new(move |partition| Box::pin(work(partition)) as _), HashMap::new());
         let member = Member { group: group.to_owned(), work, joined: None, failures };
-        Verb::new(self).start(Box::pin(self.turn("join", group).lock_owned()), |verb| verb.follow(member))
+        Verb::new(self).start(Box::pin(self.turn("join", group).lock_owned()), |verb| Box::pin(verb.follow(member)))
     }
 }
 
@@ -130,7 +130,7 @@ impl Member {
             scope.over.cancel();
         }
         verb.begin(number, scope.clone(), async move {
-            let ended = scope.run(async move { work(partition).await }).await;
+            let ended = scope.run(Box::pin(async move { work(partition).await })).await;
             let begins_anew = matches!(ended, Err(Error::Lost(_) | Error::Refused(_) | Error::Unsure(_)));
             if begins_anew || scope.token.is_cancelled() {
                 failures.store(0, Relaxed);

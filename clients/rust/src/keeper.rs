@@ -323,14 +323,10 @@ impl Leases {
 
     // ---- the end ----
 
-    /// Ends what the session has, and closes it: the keeper opens another.
-    pub(crate) async fn replace_session(&self, session: &str) -> Result<(), Error> {
+    /// Cancels the scopes, and closes the session. The keeper opens another, unless it drains.
+    pub(crate) async fn end_session(&self, session: &str) -> Result<(), Error> {
         self.event(|core, _| core.replaces = true);
         mem::take(&mut self.kept().scopes).cancel();
-        self.end_session(session).await
-    }
-
-    async fn end_session(&self, session: &str) -> Result<(), Error> {
         self.give_back(session, "SELECT eskit_lease.session_close($1::uuid)", &[&session]).await?;
         self.event(|core, now| core.heard(now, session, now, &Answer::default()));
         Ok(())

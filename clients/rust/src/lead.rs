@@ -58,7 +58,7 @@ impl Leases {
     async fn ask_for(&self, name: &str, queue: bool, turn: Turn) -> Result<Option<Lead>, Error> {
         let (tell, told) = oneshot::channel();
         let hold = Hold { name: name.to_owned(), queue, tell: Some(tell), scope: None, place: None };
-        let mut running = Verb::new(self).start(turn, |verb| verb.follow(hold));
+        let mut running = Verb::new(self).start(turn, |verb| Box::pin(verb.follow(hold)));
         match told.await {
             Ok((scope, end)) => {
                 running.end = Some(end);

@@ -41,7 +41,7 @@ impl Leases {
         let dropped = |retry| Err(("the call was dropped".to_owned(), retry));
         let ((tell, told), (end, ended)) = (oneshot::channel(), watch::channel(dropped(true)));
         let (turn, its) = (Box::pin(self.turn("once", key).lock_owned()), key.to_owned());
-        let running = Verb::new(self).start(turn, |verb| attempt(verb, its, tell, ended));
+        let running = Verb::new(self).start(turn, |verb| Box::pin(attempt(verb, its, tell, ended)));
         let scope = match told.await {
             Ok(Ok(scope)) => scope,
             Ok(Err(once)) => return Ok(once),
@@ -57,9 +57,8 @@ impl Leases {
             Err(error) => Err((with_causes(error), !matches!(error, Error::Lost(_) | Error::Unsure(_)))),
         });
         drop(end);
-        let told = running.await;
-        let result = Some(done?);
-        told.map(|()| Once { first: true, state: "done".into(), result })
+        running.await?;
+        Ok(Once { first: true, state: "done".into(), result: Some(done?) })
     }
 }
 

@@ -62,15 +62,12 @@ impl Verb {
     pub fn new(leases: &Leases) -> Self {
         let (end, mut asks) = (leases.keeper.stop.child_token(), leases.keeper.asks.subscribe());
         asks.mark_changed(); // the first look is at once
-        let (begun, tasks) = (HashMap::new(), JoinSet::new());
-        Verb { leases: leases.clone(), end, begun, tasks, asks, patience: Duration::MAX }
+        let (leases, begun, tasks) = (leases.clone(), HashMap::new(), JoinSet::new());
+        Verb { leases, end, begun, tasks, asks, patience: Duration::MAX }
     }
 
     /// Starts the verb as a task, which a drain waits for, when its turn has come.
-    pub fn start<F>(self, turn: Turn, run: impl FnOnce(Verb) -> F + Send + 'static) -> Running
-    where
-        F: Future<Output = Result<(), Error>> + Send + 'static,
-    {
+    pub fn start(self, turn: Turn, run: impl FnOnce(Verb) -> BoxFuture<Result<(), Error>> + Send + 'static) -> Running {
         let (keeper, end) = (self.leases.keeper.clone(), self.end.clone());
         let guard = Some(end.clone().drop_guard());
         let task = async move {
@@ -144,10 +141,7 @@ impl Verb {
 
 impl Scope {
     /// Runs a function of the user in a task of its own, as it may panic, until the scope ends.
-    pub(crate) async fn run<W>(&self, work: W) -> Result<(), Error>
-    where
-        W: Future<Output = Result<(), BoxError>> + Send + 'static,
-    {
+    pub(crate) async fn run(&self, work: BoxFuture<Result<(), BoxError>>) -> Result<(), Error> {
         let ended = tokio::spawn(self.over.clone().run_until_cancelled_owned(work)).await;
         Ok(ended.map_err(|panic| Error::Other(panic.into()))?.ok_or_else(Error::lost)??)
     }

@@ -58,7 +58,7 @@ impl Leases {
     {
         let handler = Arc::new(move |item| Box::pin(work(item)) as _);
         let worker = Worker { queue: queue.to_owned(), concurrency, handler };
-        Verb::new(self).start(Box::pin(self.turn("work", queue).lock_owned()), |verb| verb.follow(worker))
+        Verb::new(self).start(Box::pin(self.turn("work", queue).lock_owned()), |verb| Box::pin(verb.follow(worker)))
     }
 }
 
@@ -103,7 +103,7 @@ impl Worker {
                 let _ = leases.give_back(scope.session(), UNCLAIM, &[&id, &fence]).await;
                 return;
             }
-            let error = match scope.run(async move { handler(item).await }).await {
+            let error = match scope.run(Box::pin(async move { handler(item).await })).await {
                 Ok(()) if done.load(Relaxed) => return,
                 Ok(()) => Error::Misuse("the handler ended without its item's transaction"),
                 Err(error) => error,
@@ -124,7 +124,7 @@ impl Worker {
             Err(error) if error.of_server() == Some("42501") => {
                 let why = "the answer of item_claim was lost, and only grant_monitor shows what it has claimed";
                 log!(warn, "eskit_lease {}: opens another session: {why}", leases.name());
-                leases.replace_session(session).await
+                leases.end_session(session).await
             }
             Err(Error::Refused(_)) => Ok(()), // another has ended the claim
             done => done.map(drop),
