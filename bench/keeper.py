@@ -11,6 +11,7 @@ import time
 from handover import told
 from harness import ROOT, ROUNDS, connect, one, percentile
 
+WARM = 300  # rounds that do not count: Java and Node.js compile what runs often
 TOOLS = {"python": ["python3"], "typescript": ["node", "npm"], "go": ["go"], "java": ["javac", "mvn"], "rust": ["cargo"]}
 TABLE = "CREATE TABLE IF NOT EXISTS kit_writes (id bigserial, consumer text, name text, fence bigint)"
 SLOW = 60  # seconds between the writes of a leader: only hand-overs are measured
@@ -121,10 +122,10 @@ def keeper(report):
             programs = [Program(language, f"{language}-{n}") for n in range(2)]
             ways = {"keeper": by_keeper(db, programs), "sql": by_sql(db, f"by sql, {language}")}
             values = {name: [] for name in ways}
-            for number in range(ROUNDS // 5 + 5):
+            for number in range(ROUNDS // 5 + WARM):
                 for name, hand_over in ways.items():
                     took = hand_over()
-                    if number >= 5:  # the first ones warm up
+                    if number >= WARM:
                         values[name].append(took)
             for program in programs:
                 program.end()
