@@ -53,7 +53,7 @@ public final class Attempt extends Scope {
 
         @Override
         void run() throws SQLException, InterruptedException {
-            Optional<Attempt> begun = look(this::begin);
+            Optional<Attempt> begun = look(this::begin, LeaseException::isFinal);
             if (begun != null && begun.isPresent()) finish(begun.get());
         }
 

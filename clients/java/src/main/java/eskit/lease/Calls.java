@@ -19,6 +19,7 @@ final class Calls {
     private final Executor pool;
     private Line line;
     private double last = Core.NEVER; // when the last call ended
+    volatile double endsAt = Core.ALWAYS; // no call begins or goes on after this
 
     Calls(Callable<Connection> connector, Executor pool) {
         this.connector = connector;
@@ -26,9 +27,8 @@ final class Calls {
     }
 
     /** Calls once. An answer that has not come after the limit, or by the end, is a lost connection. */
-    synchronized <T> List<T> rows(double limit, double end, Line.Row<T> map, String sql, Object... values)
-            throws SQLException {
-        double until = Math.min(now() + limit, end);
+    synchronized <T> List<T> rows(double limit, Line.Row<T> map, String sql, Object... values) throws SQLException {
+        double until = Math.min(now() + limit, endsAt);
         if (now() >= until) throw new SQLException("the keeper is closed", "08003");
         if (line == null) line = new Line(connector, until, pool);
         try {

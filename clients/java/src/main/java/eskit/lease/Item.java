@@ -85,7 +85,7 @@ public final class Item extends Scope {
         @Override
         void run() throws SQLException, InterruptedException {
             try {
-                look(this::follow);
+                look(this::follow, LeaseException::isLasting);
             } finally {
                 keeper.rest(tasks::isEmpty, Core.ALWAYS);
                 // In a drain the end of the session frees them.

@@ -56,7 +56,6 @@ final class Keeper implements Core.Actions {
     private double tickAt = Core.ALWAYS; // when the next one is due
     private double hurryAt = Core.ALWAYS; // when a drain cancels what is left
     private CompletableFuture<Void> ended; // null until a drain begins
-    private volatile double givesUpAt = Core.ALWAYS; // no call begins or goes on after this
     private volatile String replaced; // the session that the keeper closes, to have another
     private volatile Exception lastError;
 
@@ -216,7 +215,7 @@ final class Keeper implements Core.Actions {
     /** Calls once. Lost ends the session for the core, too. */
     <T> List<T> rows(String session, Line.Row<T> map, String sql, Object... values) throws SQLException {
         try {
-            return calls.rows(ttl / 2, givesUpAt, map, sql, values);
+            return calls.rows(ttl / 2, map, sql, values);
         } catch (SQLException error) {
             if (!"LF003".equals(error.getSQLState())) throw error;
             heard(session, now(), false, 0);
@@ -231,7 +230,8 @@ final class Keeper implements Core.Actions {
             try {
                 return rows(session, map, sql, values);
             } catch (SQLException error) {
-                if (!LeaseException.passes(error) || now() + pause > givesUpAt) throw error;
+                if (!LeaseException.passes(error) || now() + pause > calls.endsAt) throw error;
+                if (pause == 800) log(Level.WARNING, "calls again after: " + error); // once
             }
             rest(() -> false, now() + pause);
         }
@@ -327,12 +327,13 @@ final class Keeper implements Core.Actions {
         return true;
     }
 
-    /** Waits as `await`, on a thread of the keeper, which nothing interrupts. */
+    /** Waits as `await`, through interrupts, as work may leave one on its thread. */
     void rest(BooleanSupplier done, double until) {
         try {
             await(done, until);
-        } catch (InterruptedException impossible) {
-            throw new IllegalStateException(impossible);
+        } catch (InterruptedException later) {
+            rest(done, until);
+            Thread.currentThread().interrupt();
         }
     }
 
@@ -386,13 +387,13 @@ final class Keeper implements Core.Actions {
         event(now -> core.drain());
         if (last != null && now() < hurryAt) pool.execute(() -> settle(last, DRAIN, last));
         rest(() -> turns.isEmpty() || now() >= hurryAt, hurryAt);
-        givesUpAt = now() + ttl / 2;
+        calls.endsAt = now() + ttl / 2;
         cancel();
-        rest(turns::isEmpty, givesUpAt);
-        givesUpAt = now() + 0.45 * ttl;
+        rest(turns::isEmpty, calls.endsAt);
+        calls.endsAt = now() + 0.45 * ttl;
         String closing = session();
         if (closing != null) settle(closing, CLOSE, closing);
-        givesUpAt = Core.NEVER;
+        calls.endsAt = Core.NEVER;
         event(now -> {
             core.close();
             if (line != null) disconnect(); // it was being made

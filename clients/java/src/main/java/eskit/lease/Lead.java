@@ -43,7 +43,7 @@ public final class Lead extends Fenced implements AutoCloseable {
         @Override
         void run() throws SQLException, InterruptedException {
             try {
-                Optional<Lead> lead = look(this::ask);
+                Optional<Lead> lead = look(this::ask, LeaseException::isFinal);
                 if (lead != null && lead.isPresent()) live(lead.get());
             } finally {
                 if (place != null) {
@@ -82,7 +82,7 @@ public final class Lead extends Fenced implements AutoCloseable {
                     lead.cancel();
                 }
             }
-            keeper.settle(lead.session(), RELEASE, name, lead.fence());
+            if (!keeper.settle(lead.session(), RELEASE, name, lead.fence())) place = lead.session();
             keeper.end(lead);
         }
     }

@@ -55,7 +55,12 @@ public abstract sealed class LeaseException extends SQLException {
 
     /** Returns whether a call may succeed when it is repeated. 53: the server lacks something. */
     static boolean passes(SQLException error) {
-        return isBroken(error) || is(error, "55P03|57014|40001|40P01|53.*");
+        return isBroken(error) || is(error, "25006|55P03|57014|40001|40P01|53.*");
+    }
+
+    /** Returns whether an error ends a call for which somebody waits. 55000: the session drains, say. */
+    static boolean isFinal(SQLException error) {
+        return !(error instanceof Lost) && !passes(error) && !is(error, "55000");
     }
 
     /** Returns whether an error stays by its nature: no such group or right, or a value that is refused. */

@@ -76,6 +76,7 @@ public final class Partition extends Fenced {
         private final String group;
         private final Task work;
         private final Map<Integer, Double> rests = new ConcurrentHashMap<>(); // the last one of each partition
+        private final Map<Integer, Long> used = new ConcurrentHashMap<>(); // the last fence of each that has ended
         private String joined, sent; // the sessions that have joined, and that were told to
 
         Member(Keeper keeper, String group, Task work) {
@@ -87,7 +88,7 @@ public final class Partition extends Fenced {
         @Override
         void run() throws SQLException, InterruptedException {
             try {
-                look(this::follow);
+                look(this::follow, LeaseException::isLasting);
             } finally {
                 // In a drain they end by themselves; the keeper cancels what is left when the time is over.
                 if (!keeper.isStopping()) tasks.values().forEach(Scope::cancel);
@@ -101,8 +102,10 @@ public final class Partition extends Fenced {
             for (Share share : assignment(session)) {
                 if (tasks.containsKey(share.number)) continue;
                 Partition task = new Partition(keeper, group, session, share.number, share.fence);
-                if (share.state.equals("owned")) start(share.number, task, () -> run(task));
-                else if (share.state.equals("revoking")) release(task);
+                boolean isUsed = used.getOrDefault(share.number, 0L) == share.fence; // refused, or released meanwhile
+                if (isUsed) again(keeper.retryAt());
+                if (isUsed || share.state.equals("revoking")) release(task);
+                else if (share.state.equals("owned")) start(share.number, task, () -> run(task));
             }
             return null;
         }
@@ -146,6 +149,7 @@ public final class Partition extends Fenced {
                 keeper.rest(() -> task.isOver() || isStopping(), now() + pause);
             }
             task.finish();
+            used.put(task.number, task.fence());
             release(task);
         }
 

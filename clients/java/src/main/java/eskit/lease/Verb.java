@@ -8,6 +8,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.function.Predicate;
 
 /**
  * A verb at work, on a thread of the keeper, in the turn of its name: the scopes of one name follow one another within
@@ -134,8 +135,8 @@ abstract class Verb<T> {
         return keeper.asks() + rings.get();
     }
 
-    /** Looks when new work may begin, and at each ask or ring, until that finds something; null if it is to stop. */
-    final <R> R look(Look<R> look) throws SQLException, InterruptedException {
+    /** Looks when new work may begin, and at each ask or ring, until that finds something or ends; null if it is to stop. */
+    final <R> R look(Look<R> look, Predicate<SQLException> ends) throws SQLException, InterruptedException {
         String told = ""; // the last error, until a look succeeds: one line for many tries
         while (!isStopping()) {
             long seen = count();
@@ -146,7 +147,7 @@ abstract class Verb<T> {
                 if (found != null) return found;
                 told = "";
             } catch (SQLException error) {
-                if (LeaseException.isLasting(error)) throw error;
+                if (ends.test(error)) throw error;
                 again(keeper.retryAt());
                 if (!(error instanceof Lost) && !told.equals(error.getMessage()))
                     keeper.log(Level.WARNING, turn + " asks again after: " + error);

@@ -3,6 +3,7 @@ package eskit.lease;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -16,6 +17,7 @@ import java.sql.SQLException;
 import java.time.Duration;
 import java.util.List;
 import java.util.Properties;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
@@ -38,6 +40,7 @@ import org.postgresql.ds.PGSimpleDataSource;
 @Timeout(60)
 class FaultTest {
     private static final String BEGIN = "execution_begin", FINISH = "execution_finish", CLAIM = "item_claim";
+    private static final String SILENT = "silent"; // no answer comes
 
     private final String name = "java-fault-" + UUID.randomUUID();
     private final List<Fault> faults = new CopyOnWriteArrayList<>();
@@ -119,6 +122,8 @@ class FaultTest {
                     if (!fault.strikes((String) values[0])) continue;
                     if (caller != null) caller.interrupt();
                     if (fault.sqlstate.startsWith("08")) statement.executeQuery();
+                    if (fault.sqlstate.equals(SILENT))
+                        real.prepareStatement("SELECT pg_sleep(60)").executeQuery();
                     throw new SQLException("told to fail", fault.sqlstate);
                 }
                 return invoke(statement, step, arguments);
@@ -157,17 +162,26 @@ class FaultTest {
 
     /** Calls on a thread that is interrupted before the next fault. Returns what it threw. */
     private Throwable interrupted(Callable<?> call) throws Exception {
+        return called(() -> {
+                    caller = Thread.currentThread();
+                    return call.call();
+                })
+                .get(10, TimeUnit.SECONDS);
+    }
+
+    /** Calls on a thread of its own. Has what it threw. */
+    private static CompletableFuture<Throwable> called(Callable<?> call) {
         CompletableFuture<Throwable> end = new CompletableFuture<>();
-        caller = new Thread(() -> {
-            try {
-                call.call();
-                end.complete(null);
-            } catch (Throwable error) {
-                end.complete(error);
-            }
-        });
-        caller.start();
-        return end.get(10, TimeUnit.SECONDS);
+        new Thread(() -> {
+                    try {
+                        call.call();
+                        end.complete(null);
+                    } catch (Throwable error) {
+                        end.complete(error);
+                    }
+                })
+                .start();
+        return end;
     }
 
     @Test
@@ -362,6 +376,80 @@ class FaultTest {
         assertEquals(0, faults.get(0).left.get());
         assertEquals(State.TRUSTED, leases.state());
         assertEquals(session, leases.session().orElseThrow());
+    }
+
+    @Test
+    void anErrorThatDoesNotPassIsThrown() throws Exception {
+        for (String sqlstate : List.of("XX000", "P0001", "54000", "28000")) {
+            fault("lease_acquire", sqlstate, 1_000);
+            fault(BEGIN, sqlstate, 1_000);
+            List<Callable<?>> verbs = List.of(
+                    () -> leases.lead(name), () -> leases.tryLead(name), () -> leases.once(name, attempt -> null));
+            for (Callable<?> verb : verbs) {
+                Throwable end = called(verb).get(3, TimeUnit.SECONDS);
+                assertEquals(sqlstate, end instanceof SQLException error ? error.getSQLState() : String.valueOf(end));
+            }
+            faults.clear();
+        }
+    }
+
+    @Test
+    void anErrorThatDoesNotPassForLongIsTold() throws Exception {
+        fault("lease_acquire", "25006", 1_000);
+        CompletableFuture<Throwable> end = called(() -> leases.lead(name));
+        until(() -> logged("told to fail"));
+        faults.clear();
+        assertNull(end.get(5, TimeUnit.SECONDS));
+    }
+
+    @Test
+    void aReleaseThatIsRefusedLeavesNoLease() throws Exception {
+        Lead lead = leases.lead(name);
+        fault("lease_release", "XX000", 1);
+        lead.close();
+        try (Lead next = leases.lead(name)) {
+            assertNotEquals(lead.fence(), next.fence());
+        }
+    }
+
+    @Test
+    void aPartitionNeverBeginsAgainUnderItsFence() throws Exception {
+        sql("SELECT eskit_lease.group_create(?, 1)", name);
+        fault("group_release", "XX000", 1);
+        List<Long> fences = new CopyOnWriteArrayList<>();
+        try (Running running = leases.join(name, partition -> {
+            fences.add(partition.fence());
+            if (fences.size() == 1) throw new LeaseException.Refused(new SQLException("refused", "LF001"));
+            if (fences.size() == 2) Thread.currentThread().interrupt(); // as work may leave it
+        })) {
+            until(() -> fences.size() > 3);
+        }
+        assertEquals(fences.size(), Set.copyOf(fences).size(), String.valueOf(fences));
+    }
+
+    @Test
+    void anItemWhoseHandlerLeavesAnInterruptFails() throws Exception {
+        queue(1);
+        fault("item_fail", "40001", 1);
+        try (Running running = leases.work(name, 1, source, (item, tx) -> {
+            Thread.currentThread().interrupt();
+            throw new IllegalStateException("stopped");
+        })) {
+            until(() -> text("SELECT error FROM eskit_lease.dead_items WHERE queue = ?", name) != null);
+        }
+    }
+
+    @Test
+    void closesWithinTheTtlWhateverWaits() throws Exception {
+        fault("lease_acquire", SILENT, 1_000);
+        for (int i = 0; i < 6; i++) {
+            String each = name + i;
+            called(() -> leases.lead(each));
+        }
+        Thread.sleep(500);
+        long began = System.nanoTime();
+        leases.close();
+        assertTrue(System.nanoTime() - began < 4_200_000_000L, (System.nanoTime() - began) / 1_000_000 + " ms");
     }
 
     @Test
