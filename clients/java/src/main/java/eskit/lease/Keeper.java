@@ -20,6 +20,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
 import java.util.function.DoubleConsumer;
+import java.util.function.Supplier;
 
 /**
  * Does what the core decides, on the keeper's connection. Gives the verbs what they wait for and call. Its monitor
@@ -49,6 +50,7 @@ final class Keeper implements Core.Actions {
     private final Core core;
     private final Map<Object, Runnable> scopes = new ConcurrentHashMap<>(); // each with its cancellation
     private Line line; // the one whose events count
+    private Supplier<DoubleConsumer> due; // what the event decides to do on it; returns the event of its end
     private CompletableFuture<Void> told = CompletableFuture.completedFuture(null);
     private String warned, watchWarned; // the last warnings: one line for many tries
     private State state = State.STARTING; // the last that was told
@@ -78,7 +80,17 @@ final class Keeper implements Core.Actions {
 
     // ---- events ----
 
-    private synchronized void event(DoubleConsumer event) {
+    private void event(DoubleConsumer event) {
+        Supplier<DoubleConsumer> first = happen(event);
+        if (first == null) return;
+        pool.execute(() -> {
+            for (Supplier<DoubleConsumer> use = first; use != null; ) use = happen(use.get());
+        });
+    }
+
+    /** Returns what is to be done on the core's connection now, after all that wait have been woken. */
+    private synchronized Supplier<DoubleConsumer> happen(DoubleConsumer event) {
+        due = null;
         event.accept(now());
         State next = state();
         if (next != state) {
@@ -90,6 +102,7 @@ final class Keeper implements Core.Actions {
         double deadline = core.deadline();
         if (deadline < tickAt) tickAt(deadline);
         notifyAll();
+        return due;
     }
 
     /** Ticks in time, whatever the connections do. */
@@ -165,10 +178,10 @@ final class Keeper implements Core.Actions {
         return mine.rows(until, ANSWER, BEAT, call.session()).get(0);
     }
 
-    /** Uses the core's connection. Tells it what became of that, unless it has another one by now. */
+    /** Uses the core's connection next. Tells it what became of that, unless it has another one by now. */
     private void use(Callable<DoubleConsumer> use) {
         Line mine = line;
-        pool.execute(() -> {
+        due = () -> {
             DoubleConsumer result;
             try {
                 result = use.call();
@@ -176,10 +189,10 @@ final class Keeper implements Core.Actions {
                 result = now -> failed(now, error);
             }
             DoubleConsumer told = result;
-            event(now -> {
+            return now -> {
                 if (line == mine) told.accept(now);
-            });
-        });
+            };
+        };
     }
 
     private void failed(double now, Exception error) {

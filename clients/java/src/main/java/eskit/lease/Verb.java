@@ -7,6 +7,9 @@ import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.function.Predicate;
 
@@ -89,10 +92,11 @@ abstract class Verb<T> {
     /** Waits, as the caller, for what the verb gives: null if that did not come by then. */
     final T take(double until) throws SQLException, InterruptedException {
         try {
-            keeper.await(given::isDone, until);
+            given.get((long) ((until - Line.now()) * 1e6), TimeUnit.NANOSECONDS);
         } catch (InterruptedException error) {
             if (give(null)) throw error;
             Thread.currentThread().interrupt(); // it came all the same
+        } catch (ExecutionException | TimeoutException told) { // below
         }
         give(null);
         T value = join(given);
