@@ -56,7 +56,7 @@ final class Core {
     private boolean asksFirst; // a heartbeat must tell whether the session still lives
     private Call call; // the one under way
     private int attempts; // to connect, since the last answer
-    private double nextConnect, nextCall, noWaitBefore, longestWait = ALWAYS; // the first tick connects
+    private double nextConnect = NEVER, nextCall = NEVER, noWaitBefore, longestWait = ALWAYS; // the first tick connects
     private double openedAt, reopenPause = FIRST_REOPEN;
 
     Core(double ttlMs, boolean takeover, boolean watches, DoubleSupplier chance, Actions actions) {
@@ -84,7 +84,7 @@ final class Core {
     void connected(double now) {
         connected = true;
         nextConnect = longestWait = ALWAYS;
-        noWaitBefore = 0;
+        noWaitBefore = NEVER;
         asksFirst = session != null;
         tick(now);
     }

@@ -1,6 +1,7 @@
 package eskit.lease;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
@@ -13,6 +14,7 @@ import java.util.List;
 import java.util.stream.Stream;
 import java.util.stream.StreamSupport;
 import org.junit.jupiter.api.DynamicTest;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.TestFactory;
 
 /** The cases of the vectors. */
@@ -76,6 +78,17 @@ class CoreTest {
         return StreamSupport.stream(cases.getAsJsonArray().spliterator(), false)
                 .map(JsonElement::getAsJsonObject)
                 .map(test -> DynamicTest.dynamicTest(test.get("case").getAsString(), () -> run(test)));
+    }
+
+    @Test
+    void theClockMayBeNegative() {
+        Recorder recorder = new Recorder();
+        Core core = new Core(9_000, false, false, () -> 1, recorder);
+        core.tick(-5e6);
+        core.connected(-5e6);
+        core.answered(-5e6, new Core.Answer(true, 9_000, 1, "", "s1"));
+        assertEquals(4, recorder.actions.size());
+        assertTrue(recorder.actions.get(3).toString().contains("wait"));
     }
 
     private static void run(JsonObject test) {
