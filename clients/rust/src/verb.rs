@@ -74,8 +74,7 @@ impl Verb {
             let Some(_turn) = end.run_until_cancelled(turn).await else {
                 return Ok(());
             };
-            let done = run(self).await;
-            if matches!(done, Err(Error::Closed)) { Ok(()) } else { done }
+            run(self).await
         };
         Running { task: keeper.work.spawn_on(task, &keeper.runtime), end: guard }
     }
@@ -110,7 +109,7 @@ impl Verb {
         self.begun.values().for_each(|scope| scope.token.cancel());
         while self.tasks.join_next().await.is_some() {}
         what.leave(&self.leases).await;
-        Err(ended)
+        if matches!(ended, Error::Closed) { Ok(()) } else { Err(ended) }
     }
 
     async fn look(&mut self, what: &mut impl Look) -> Result<(), Error> {

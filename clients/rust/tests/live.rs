@@ -428,6 +428,7 @@ async fn a_refusal_that_gives_no_place_is_asked_again() -> Done {
 #[derive(Clone, Copy, PartialEq)]
 enum Harm {
     Lose,    // breaks the connection after the call
+    Hold,    // is silent from the call on
     Corrupt, // the server knows no such function
 }
 
@@ -459,6 +460,9 @@ async fn harming(
                                 .filter(|_| left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok());
                             if let (Some(at), Harm::Corrupt) = (harmed, harm) {
                                 data[at] = b'x';
+                            }
+                            if harmed.is_some() && harm == Harm::Hold {
+                                std::future::pending::<()>().await;
                             }
                             server.write_all(data).await?;
                             if harmed.is_some() && harm == Harm::Lose || data.is_empty() {
@@ -677,6 +681,22 @@ async fn a_close_and_a_drain_go_on_without_their_caller() -> Done {
         let ended = "SELECT NOT EXISTS (SELECT FROM eskit_lease.sessions WHERE session::text = $1)";
         until(&db, ended, &session).await?;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_whose_finish_is_not_answered_before_a_close_is_not_told_as_done() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let link = harming(&dsn, "execution_finish(", 100, Harm::Hold).await?.0;
+    let (leases, key) = (open(&link).await?, name("unfinished"));
+    let keys = [0, 1, 2, 3].map(|each| format!("{key}-{each}"));
+    let [a, b, c, d] = keys.each_ref().map(|key| leases.once(key, async |_| Ok("1")));
+    let close = async {
+        sleep(Duration::from_millis(300)).await;
+        leases.close().await;
+    };
+    let (a, b, c, d, ()) = tokio::join!(a, b, c, d, close);
+    assert!([&a, &b, &c, &d].iter().all(|once| once.is_err()), "{a:?} {b:?} {c:?} {d:?}");
     Ok(())
 }
 
