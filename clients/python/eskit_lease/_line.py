@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import math
-import selectors
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -86,9 +85,13 @@ class Line:
         why it is about to."""
         if self._connection is None or self._connection.closed:
             return False
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._connection.fileno(), selectors.EVENT_READ)
-            return not selector.select(timeout=0)
+        with contextlib.suppress(OSError, psycopg.Error), _end_of(self._connection) as end:
+            end.setblocking(False)  # as libpq's are, whatever `socket.setdefaulttimeout` says
+            try:
+                end.recv(1, socket.MSG_PEEK)
+            except BlockingIOError:
+                return True
+        return False
 
     def drop(self) -> None:
         """Gives up the call that is under way, and the connection with it, without a word to the server."""
@@ -96,7 +99,7 @@ class Line:
             return
         with contextlib.suppress(OSError, psycopg.Error):
             # Not closed yet, as the call waits for this file descriptor.
-            with socket.fromfd(self._connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as end:
+            with _end_of(self._connection) as end:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 end.shutdown(socket.SHUT_RDWR)
 
@@ -106,6 +109,16 @@ class Line:
         async with self._turn:
             if self._connection is not None:
                 await self._connection.close()
+
+
+@contextlib.contextmanager
+def _end_of(connection: Connection) -> Iterator[socket.socket]:
+    """The connection's own socket. Takes no file descriptor, of which none may be left."""
+    end = socket.socket(fileno=connection.fileno())
+    try:
+        yield end
+    finally:
+        end.detach()
 
 
 def _close_late(making: asyncio.Future[Connection]) -> None:
