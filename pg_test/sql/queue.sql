@@ -122,7 +122,7 @@ SELECT alive FROM session_heartbeat(:'c') AS h, LATERAL (SELECT w.reason FROM se
 SELECT consumer, state, waiters FROM leases WHERE resource = 'w';
 SELECT alive FROM session_heartbeat(:'b') AS h, LATERAL (SELECT w.reason FROM session_wait(:'b', h.revision, '0') AS w) AS w;
 SELECT consumer, state, waiters FROM leases WHERE resource = 'w';
--- session_wait does so for any number of places. (Written into the table, as each call takes some of the time that the holder lives.)
+-- session_wait does so for any number of places. (Written into the table: so many calls may outlast the holder.)
 SELECT session AS short FROM session_open('short', '5 s') \gset
 SELECT session AS many FROM session_open('many', '1 hour') \gset
 SELECT array_agg('many-' || i) AS names FROM generate_series(1, 1200) AS i \gset
