@@ -121,14 +121,14 @@ def test_pages_tell_when_it_was_measured():
 
 def unfit(machines, version, is_released, is_known):
     """Returns what is wrong with the results of a version, given the machine of each part. Until the version is
-    released, results of a former version may stand."""
+    released, each part may be measured at a time of its own, and results of a former version may stand."""
     of = {part: machine["extension"].split() for part, machine in machines.items()}
     former = sorted(part for part, (measured, _) in of.items() if measured != version)
     found = [f"{part}: of version {of[part][0]}" for part in former if is_released]
     own = {part: commit for part, (measured, commit) in of.items() if measured == version}
     found += [f"{part}: {commit} is no commit" for part, commit in own.items() if commit.endswith("-dirty") or not is_known(commit)]
     for what, values in (("commit", set(own.values())), ("machine", {(machines[part]["processor"], machines[part]["kernel"]) for part in own})):
-        found += [f"more than one {what}: {sorted(values)}"] if len(values) > 1 else []
+        found += [f"more than one {what}: {sorted(values)}"] if is_released and len(values) > 1 else []
     return found
 
 
@@ -145,11 +145,13 @@ def test_unfit_results_are_found():
     assert found(good, machine("1.0.0 1111111"), is_released=True) == ["b: of version 1.0.0"]
     assert found(machine("1.1.0 1111111-dirty")) == ["a: 1111111-dirty is no commit"]
     assert found(machine("1.1.0 3333333")) == ["a: 3333333 is no commit"]
-    assert found(good, machine("1.1.0 2222222")) == ["more than one commit: ['1111111', '2222222']"]
-    assert len(found(good, machine("1.1.0 1111111", "another"))) == 1
+    others = machine("1.1.0 2222222"), machine("1.1.0 1111111", "another")
+    assert found(good, *others) == []
+    assert found(good, others[0], is_released=True) == ["more than one commit: ['1111111', '2222222']"]
+    assert len(found(good, others[1], is_released=True)) == 1
 
 
-def test_results_of_a_version_are_of_one_commit_and_one_machine():
+def test_results_of_a_release_are_of_one_commit_and_one_machine():
     """A release is measured anew, after the heading in CHANGELOG.md has lost its "(unreleased)"."""
 
     def git(*words):
