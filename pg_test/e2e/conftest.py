@@ -208,6 +208,16 @@ def pgbouncer(server, tmp_path_factory):
     pooler.stop()
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Prints why a test was tried again, which pytest-rerunfailures does not tell of a test that passed then."""
+    for report in terminalreporter.stats.get("rerun", []):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        why = crash.message if crash else report.longreprtext
+        terminalreporter.section(f"{report.nodeid} was tried again", "_")
+        terminalreporter.line(report.longreprtext)
+        terminalreporter.line(f"RERUN {report.nodeid} - {' '.join(why.split())}")
+
+
 numbers = itertools.count(1)
 
 

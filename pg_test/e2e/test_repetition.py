@@ -43,12 +43,12 @@ def twice(connect):
 
 def test_repetitions(twice):
     conn = twice.conn
-    s = Session(conn).id
+    s = Session(conn, ttl="10 min").id
     # An acquire gives the same fence, a place in line stays the same, a lock is known by its request.
     first, again = twice("lease_acquire", "r", s)
     assert (first.reason, again.reason, again.fence) == ("granted", "already_held", first.fence)
     assert twice("lease_acquire_many", ["m", "n"], s) == (["granted"] * 2, ["already_held"] * 2)
-    waiter = Session(conn, "waiter").queue("r")
+    waiter = Session(conn, "waiter", "10 min").queue("r")
     assert waiter.queue("r") and conn.execute("SELECT count(*) FROM eskit_lease.waiters").fetchone() == (1,)
     first, again = twice("lock_acquire", "lock", "me", "1 min", REQUEST)
     assert (again.reason, again.fence) == ("already_held", first.fence)
