@@ -50,7 +50,6 @@ type Row = { partition: number; fence: string; state: "owned" | "revoking" };
 class Membership {
   readonly #running = new Map<number, Partition>();
   readonly #pauses = new Map<number, number>(); // the last one of each partition
-  readonly #spent = new Map<number, bigint>(); // the fence of each partition's last work
   #joined: string | undefined; // the session that is a member
   #asked: string | undefined; // the session that may be one
 
@@ -64,19 +63,20 @@ class Membership {
 
   /** Makes what runs equal to what the session owns now. */
   async follow(session: string): Promise<undefined> {
+    const before = new Set(this.#running.keys()); // what ends meanwhile may be listed as it was
     const rows = await this.#assignment(session);
     const owned = new Map(rows.filter((row) => row.state === "owned").map((row) => [row.partition, row.fence]));
     for (const [partition, scope] of this.#running)
       if (owned.get(partition) !== String(scope.fence)) scope.cancel(new Lost("the partition moves"), true);
     for (const { partition, fence, state } of rows) {
-      if (this.#running.has(partition)) continue;
-      const isSpent = this.#spent.get(partition) === BigInt(fence); // its release was refused
+      if (before.has(partition)) continue;
+      const isSpent = this.keeper.spent.has(BigInt(fence)); // its release was refused
       if (isSpent) this.bell.ringIn(PAUSE);
       if (isSpent || state === "revoking") await this.#release(session, partition, fence);
       if (isSpent) owned.delete(partition);
     }
     for (const [partition, fence] of owned)
-      if (!this.#running.has(partition) && this.keeper.trusts(session))
+      if (!before.has(partition) && this.keeper.trusts(session))
         this.#run(new Partition(this.keeper, this.group, partition, BigInt(fence), session));
   }
 
@@ -102,7 +102,6 @@ class Membership {
   /** Runs the work of a partition until it ends. Then gives the partition back, so that it begins anew. */
   async #run(scope: Partition): Promise<void> {
     this.#running.set(scope.partition, scope);
-    this.#spent.set(scope.partition, scope.fence);
     const began = performance.now();
     const ended = () => "its work has ended";
     const error: unknown = await this.work(scope).then(ended, (thrown) => thrown);
@@ -126,7 +125,8 @@ class Membership {
   }
 
   async #release(session: string, partition: number, fence: bigint | string): Promise<void> {
-    await this.keeper.returns(session, RELEASE, [this.group, partition, fence]);
+    const isReleased = await this.keeper.returns(session, RELEASE, [this.group, partition, fence]);
+    if (!isReleased) this.keeper.spent.add(BigInt(fence));
   }
 }
 

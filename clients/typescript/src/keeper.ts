@@ -43,8 +43,8 @@ export class Keeper {
   /** @internal */ readonly scopes = new Set<{ cancel(why: Lost): void }>();
   /** @internal */ readonly stopping = new AbortController();
   /** @internal */ readonly turns = new Turns();
-  /** @internal The fence of each run-once key whose function has begun, until its end is told. */
-  readonly spent = new Map<string, bigint>();
+  /** @internal Fences that the server has not taken back: nothing may begin under them again. */
+  readonly spent = new Set<bigint>();
   /** @internal */ readonly ttl: number;
   readonly #settings;
   readonly #connection: Connection; // with a password
@@ -220,11 +220,12 @@ export class Keeper {
 
   /** @internal Makes a call that gives something back; its text has no FROM. If the session or the keeper has ended,
    * that did. The server's wait for fenced transactions is limited: it does not notice that a call is given up. */
-  async giveBack(session: string, text: string, values: unknown[]): Promise<void> {
+  async giveBack<R>(session: string, text: string, values: unknown[]): Promise<R[]> {
     const limited = `${text} FROM set_config('lock_timeout', '${Math.floor(this.ttl / 4)} ms', true)`;
-    await this.call(session, limited, values).catch((error) => {
+    return this.call<R>(session, limited, values).catch((error) => {
       if (!(error instanceof LeaseError)) throw error;
       if (error instanceof Closed) this.warn("closes before all was given back: the session may end only by its TTL");
+      return [];
     });
   }
 
@@ -238,22 +239,20 @@ export class Keeper {
     this.#replaced = undefined;
   }
 
-  /** @internal Gives something back, and logs an error. LF001: it has ended already. Returns whether it has ended. */
-  async returns(session: string, text: string, values: unknown[]): Promise<boolean> {
-    try {
-      await this.giveBack(session, text, values);
-      return true;
-    } catch (error) {
-      if (sqlstate(error) === "LF001") return true;
+  /** @internal Gives something back, and returns the answer; undefined, and logs, if the server refuses that. LF001: it
+   * has ended already. */
+  async returns<R>(session: string, text: string, values: unknown[]): Promise<R[] | undefined> {
+    return this.giveBack<R>(session, text, values).catch((error) => {
+      if (sqlstate(error) === "LF001") return [];
       this.warn(`could not be given back: ${textOf(error)}`);
-      return false;
-    }
+      return undefined;
+    });
   }
 
   /** @internal Gives something back as failed, by an error whose text is the third value. */
   async fails(session: string, text: string, values: unknown[], error: unknown): Promise<boolean> {
     const told = (what: string) => this.returns(session, text, values.toSpliced(2, 0, what));
-    return (await told(textOf(error))) || told(NO_TEXT);
+    return !!((await told(textOf(error))) ?? (await told(NO_TEXT)));
   }
 
   async #end(): Promise<void> {

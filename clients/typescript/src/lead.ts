@@ -1,4 +1,4 @@
-import { Lost, textOf } from "./errors.js";
+import { Lost } from "./errors.js";
 import type { Keeper } from "./keeper.js";
 import { Scope } from "./scope.js";
 import { abortable } from "./wait.js";
@@ -6,7 +6,7 @@ import { abortable } from "./wait.js";
 type Answer = { fence: string | null; reason: string };
 const ACQUIRE = `SELECT fence::text, trust_ms, reason
   FROM eskit_lease.lease_acquire($1::text, $2::uuid, queue => $3::boolean)`;
-const RELEASE = "SELECT eskit_lease.lease_release($1::text, $2::bigint)";
+const RELEASE = "SELECT eskit_lease.lease_release($1::text, $2::bigint) AS released";
 const CANCEL = "SELECT eskit_lease.lease_cancel($1::text, $2::uuid)";
 const RELEASE_ANY = "SELECT eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)";
 const RETRY = 1_000; // ms after an answer that gives no place in line, so that no ask will come
@@ -30,7 +30,6 @@ export class Lead extends Scope {
   async live(asked: number, life: Promise<void>): Promise<void> {
     this.#life = life;
     const { name, session, keeper, bell } = this;
-    let isClear = true; // the session has nothing of this name but this lease
     for (let seen = asked; ; ) {
       await bell.after(seen);
       seen = bell.count;
@@ -40,18 +39,19 @@ export class Lead extends Scope {
       const [answer] = await call.catch((error) => [{ reason: String(error), fence: null }]);
       if (answer?.reason === "already_held" && answer.fence === String(this.fence)) continue;
       this.cancel(new Lost(`the lease is lost: ${answer?.reason}`));
-      isClear = false; // it may have been granted anew, under a fence that no scope has
     }
     await this.end();
-    await keeper.giveBack(session, RELEASE, [name, this.fence]);
-    if (!isClear) await giveUp(keeper, name, session);
+    const rows = await keeper.returns<{ released: boolean }>(session, RELEASE, [name, this.fence]);
+    // If not, the server refused that, or the session has the name under another fence.
+    const isFree = rows?.[0]?.released || (await giveUp(keeper, name, session));
+    if (!isFree) keeper.spent.add(this.fence);
   }
 }
 
-/** Gives back a place in line, and whatever the session holds of this name. */
-async function giveUp(keeper: Keeper, name: string, session: string): Promise<void> {
+/** Gives back a place in line, and whatever the session holds of this name. Returns whether that has ended. */
+async function giveUp(keeper: Keeper, name: string, session: string): Promise<boolean> {
   await keeper.returns(session, CANCEL, [name, session]);
-  await keeper.returns(session, RELEASE_ANY, [name, session]); // also a grant that crossed the cancel
+  return !!(await keeper.returns(session, RELEASE_ANY, [name, session])); // also a grant that crossed the cancel
 }
 
 /** Acquires a lease: waits in line, or unless `queues` answers at once, perhaps undefined. */
@@ -62,24 +62,35 @@ export function lead(keeper: Keeper, name: string, queues: boolean, signal?: Abo
     const life = keeper.verb(turn, signal, async (bell) => {
       let place: string | undefined; // the session that may have a place in line, or a lease without a scope
       let asked = 0;
-      const look = async (session: string) => {
+      const look = async (session: string): Promise<Lead | null | undefined> => {
         asked = bell.count;
         if (queues) place = session;
         const [answer] = await keeper.call<Answer>(session, ACQUIRE, [name, session, queues]);
-        if (answer?.fence) place = session;
-        if (answer?.fence && keeper.trusts(session) && !signal?.aborted) {
+        const fence = answer?.fence && BigInt(answer.fence);
+        if (fence) place = session;
+        if (fence && keeper.spent.has(fence)) {
+          await keeper.giveBack(session, RELEASE_ANY, [name, session]);
+          return look(session);
+        }
+        if (fence && keeper.trusts(session) && !signal?.aborted) {
           place = undefined;
-          return new Lead(keeper, name, BigInt(answer.fence), session, bell);
+          return new Lead(keeper, name, fence, session, bell);
         }
         if (!queues) return null;
         if (answer?.reason !== "queued") bell.ringIn(RETRY);
         return undefined;
       };
-      const lead = await keeper.asks(bell, signal, look).finally(() => place && giveUp(keeper, name, place));
+      const { session } = keeper;
+      const tried = async () => (session && keeper.trusts(session) ? look(session) : null);
+      const looked = queues ? keeper.asks(bell, signal, look) : tried();
+      const lead = await looked.finally(() => place && giveUp(keeper, name, place));
       resolve(lead ?? undefined);
       if (lead) await lead.live(asked, life);
     });
     life.catch(reject);
   });
-  return abortable(given, signal, (late) => late?.release().catch((error) => keeper.warn(textOf(error))));
+  const late = (lead?: Lead) => lead?.release();
+  const limit = queues ? undefined : AbortSignal.timeout(Math.ceil(keeper.ttl / 2)); // for a silent server
+  const none = (error: unknown) => (limit?.aborted ? undefined : Promise.reject(error));
+  return abortable(abortable(given, limit, late).catch(none), signal, late);
 }

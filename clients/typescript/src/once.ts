@@ -34,7 +34,7 @@ export function once<T>(keeper: Keeper, key: string, run: OnceWork<T>, options: 
       const begin = keeper.call<Row>(session, BEGIN, [key, session, retryInDoubt]);
       const { fence, ...row } = (await begin)[0] as Row;
       if (fence === null) return { ...row, scope: undefined };
-      if (keeper.spent.get(key) === BigInt(fence)) {
+      if (keeper.spent.has(BigInt(fence))) {
         // It ran under this fence already, and the server refused to hear of its end.
         const isTold = await keeper.fails(session, FAIL, [key, fence, false], NO_TEXT);
         return { state: isTold ? "failed" : "running", result: null, scope: undefined } as const;
@@ -48,10 +48,9 @@ export function once<T>(keeper: Keeper, key: string, run: OnceWork<T>, options: 
     });
     if (!scope) return { first: false, state, result };
     const { session, fence } = scope;
-    keeper.spent.set(key, fence);
-    let isTold = true;
     const fail = async (error: unknown, retry: boolean): Promise<never> => {
-      isTold = await keeper.fails(session, FAIL, [key, fence, retry], error);
+      const isTold = await keeper.fails(session, FAIL, [key, fence, retry], error);
+      if (!isTold) keeper.spent.add(fence);
       throw translated(error);
     };
     const begin = async () => run(scope);
@@ -68,7 +67,6 @@ export function once<T>(keeper: Keeper, key: string, run: OnceWork<T>, options: 
       });
       return { first: true, state: "done", result };
     } finally {
-      if (isTold) keeper.spent.delete(key);
       await scope.end();
     }
   });

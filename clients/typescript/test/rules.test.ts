@@ -6,6 +6,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import pg from "pg";
 import { Closed, Leases, Lost, type Partition, Refused, Unsure } from "../src/index.js";
 import { Calls } from "../src/line.js";
+import { within } from "../src/wait.js";
 import { FaultyProxy } from "./proxy.js";
 import { aborted, live, open, run, until, url } from "./support.js";
 
@@ -322,19 +323,19 @@ live("a member leaves after an error of join, and a fence whose release was refu
 
   Object.assign(faults, { text: "group_release", code: "42501", times: 1 });
   const fences: bigint[] = [];
-  const stop = new AbortController();
-  const joined = leases.join(
-    group,
-    async ({ fence, signal }) => {
-      fences.push(fence);
-      if (fences.length > 1) await aborted(signal);
-    },
-    { signal: stop.signal },
-  );
-  await until(() => fences.length === 2);
-  stop.abort();
-  await joined;
-  assert.notEqual(fences[0], fences[1]);
+  const work = async ({ fence, signal }: Partition) => {
+    fences.push(fence);
+    if (fences.length > 1) await aborted(signal);
+  };
+  for (const count of [2, 3]) {
+    const stop = new AbortController();
+    const joined = leases.join(group, work, { signal: stop.signal });
+    await until(() => fences.length === count);
+    Object.assign(faults, { text: "set_config", code: "XX000", times: 2 }); // the release and the leave
+    stop.abort();
+    await joined;
+  }
+  assert.deepEqual(fences, [...new Set(fences)]);
 });
 
 live("a claim without an answer, of a role that may not look, is given up with its session", async () => {
@@ -401,4 +402,49 @@ live("an item whose handler has not begun loses no attempt", async () => {
   );
   assert.deepEqual(attempts, [1]);
   assert.ok(performance.now() - began > 1_900);
+});
+
+live("a lead whose release was refused is not led again under its fence", async () => {
+  const { faults, connection } = failing();
+  await using leases = await new Leases(connection, { ttl: 3_000, ...quiet }).open();
+  const name = `${run}:kept`;
+  const fences: bigint[] = [];
+  for (const times of [1, 2, 1, 2]) {
+    const lead = await (fences.length < 2 ? leases.lead(name) : leases.tryLead(name));
+    fences.push(lead?.fence ?? 0n);
+    Object.assign(faults, { text: "lease_release", code: "XX000", times });
+    await lead?.release();
+    assert.ok(faults.times <= 0);
+  }
+  assert.deepEqual(fences.toSorted(), [...new Set(fences)]);
+});
+
+live("a lease under another fence is given back with the scope", async () => {
+  await using leases = await open();
+  const lead = await leases.lead(`${run}:other`);
+  lead.unsure(); // so that it does not ask
+  await pool.query("SELECT eskit_lease.lease_force_release($1, $2, 'test')", [lead.name, lead.fence]);
+  await pool.query("SELECT eskit_lease.lease_acquire($1, $2)", [lead.name, leases.session]);
+  await lead.release();
+  assert.equal(await fenceOf(lead.name), undefined);
+});
+
+live("a try throws at once what a lead waits for", async () => {
+  const { faults, connection } = failing();
+  await using leases = await new Leases(connection, { ttl: 60_000, ...quiet }).open();
+  Object.assign(faults, { text: "lease_acquire", code: "55000", times: 1_000 });
+  const refused = assert.rejects(leases.tryLead(`${run}:try`), { code: "55000" });
+  await within(5_000, refused);
+  assert.equal(faults.times, 999);
+  faults.times = 1;
+  await (await leases.lead(`${run}:try`)).release();
+});
+
+live("a try waits for no server that is silent", async () => {
+  await using proxy = await FaultyProxy.start(url);
+  await using leases = await open({ ttl: 1_500 }, proxy.url);
+  proxy.isSilent = true;
+  assert.equal(await within(5_000, leases.tryLead(`${run}:silent`)), undefined);
+  assert.equal(await within(5_000, leases.tryLead(`${run}:silent`)), undefined);
+  proxy.isSilent = false;
 });
