@@ -62,7 +62,7 @@ public final class Attempt extends Scope {
             keeper.calls.look();
             Begin begin = keeper.repeat(session, Begin.ROW, BEGIN, key, session).get(0);
             Attempt attempt = new Attempt(this, session, begin.fence);
-            boolean isUsed = keeper.used.contains(key + " " + begin.fence); // and the server refused to end it
+            boolean isUsed = keeper.used.contains(begin.fence); // and the server refused to end it
             if (begin.fence == 0) outcome = new Outcome(false, begin.state, begin.result);
             else if (isUsed && !fail(attempt, "its end was refused", false))
                 outcome = new Outcome(false, "running", null);
@@ -95,7 +95,7 @@ public final class Attempt extends Scope {
 
         private boolean fail(Attempt attempt, Object error, boolean retry) {
             boolean isTold = keeper.fail(attempt.session(), FAIL, key, attempt.fence(), error, retry);
-            if (!isTold) keeper.used.add(key + " " + attempt.fence());
+            if (!isTold) keeper.used.add(attempt.fence());
             return isTold;
         }
     }

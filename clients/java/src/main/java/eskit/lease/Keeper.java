@@ -42,7 +42,7 @@ final class Keeper implements Core.Actions {
     final double ttl; // ms
     final ExecutorService pool = Executors.newCachedThreadPool(work -> daemon("eskit-lease", work));
     final Map<String, Object> turns = new ConcurrentHashMap<>(); // the verb at work of each name
-    final Set<String> used = ConcurrentHashMap.newKeySet(); // keys with fences whose end the server has refused
+    final Set<Long> used = ConcurrentHashMap.newKeySet(); // fences that the server has refused to take back
     final Calls calls;
     private final Callable<Connection> source;
     private final String name, watch;
@@ -251,19 +251,23 @@ final class Keeper implements Core.Actions {
     }
 
     /**
-     * Gives something back, which has no end but that of the session. Returns whether nothing is left to give. The
-     * statement has no FROM, as its wait for fenced transactions is limited: the server does not notice that a call is
-     * given up, and would go on waiting beside the next one.
+     * Gives something back, which has no end but that of the session. Returns the answer. The statement has no FROM, as
+     * its wait for fenced transactions is limited: the server does not notice that a call is given up, and would go on
+     * waiting beside the next one.
      */
-    boolean settle(String session, String sql, Object... values) {
+    Object giveBack(String session, String sql, Object... values) throws SQLException {
         String limited = sql + " FROM set_config('lock_timeout', '" + (long) ttl / 4 + " ms', true)";
+        return repeat(session, row -> row.getObject(1), limited, values).get(0);
+    }
+
+    /** Gives something back. Returns the answer; false if nothing was left to give, null if the server has refused. */
+    Object settle(String session, String sql, Object... values) {
         try {
-            repeat(session, row -> true, limited, values);
-            return true;
+            return giveBack(session, sql, values);
         } catch (SQLException error) {
-            if (LeaseException.isSettled(error)) return true;
+            if (LeaseException.isSettled(error)) return false;
             log(Level.WARNING, "something could not be given back: " + error);
-            return false;
+            return null;
         }
     }
 
@@ -273,10 +277,10 @@ final class Keeper implements Core.Actions {
      */
     boolean fail(String session, String sql, Object... values) {
         values[2] = LeaseException.textOf(values[2]);
-        if (settle(session, sql, values)) return true;
+        if (settle(session, sql, values) != null) return true;
         values[2] = LeaseException.NO_TEXT;
         log(Level.WARNING, LeaseException.NO_TEXT);
-        return settle(session, sql, values);
+        return settle(session, sql, values) != null;
     }
 
     /** Tells the core what an answer on another connection says about the session. */

@@ -43,7 +43,7 @@ public final class Lead extends Fenced implements AutoCloseable {
         @Override
         void run() throws SQLException, InterruptedException {
             try {
-                Optional<Lead> lead = look(this::ask, LeaseException::isFinal);
+                Optional<Lead> lead = look(this::ask, error -> !queues || LeaseException.isFinal(error));
                 if (lead != null && lead.isPresent()) live(lead.get());
             } finally {
                 if (place != null) {
@@ -59,6 +59,10 @@ public final class Lead extends Fenced implements AutoCloseable {
             Grant grant = Grant.ask(keeper, name, session, queues);
             if (grant.granted) {
                 place = session;
+                if (keeper.used.contains(grant.fence)) {
+                    keeper.giveBack(session, RELEASE_ANY, name, session);
+                    return ask(session);
+                }
                 Lead lead = new Lead(this, session, grant.fence, asked);
                 if (lead.begin() && give(lead)) {
                     place = null;
@@ -77,12 +81,12 @@ public final class Lead extends Fenced implements AutoCloseable {
                 long seen = lead.asked;
                 keeper.await(() -> lead.closed || keeper.asks() > seen && !lead.isOver(), Core.ALWAYS);
                 lead.asked = keeper.asks();
-                if (!lead.closed && !lead.isHeld()) {
-                    place = lead.session(); // which may hold the name under another fence
-                    lead.cancel();
-                }
+                if (!lead.closed && !lead.isHeld()) lead.cancel();
             }
-            if (!keeper.settle(lead.session(), RELEASE, name, lead.fence())) place = lead.session();
+            Object released = keeper.settle(lead.session(), RELEASE, name, lead.fence());
+            if (released == null) keeper.used.add(lead.fence());
+            // If not, the session may hold the name under another fence.
+            if (!Boolean.TRUE.equals(released)) place = lead.session();
             keeper.end(lead);
         }
     }

@@ -7,6 +7,7 @@ import java.sql.Connection;
 import java.sql.SQLException;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 
 /** A partition of a group that the process owns, under its fence. */
@@ -76,7 +77,6 @@ public final class Partition extends Fenced {
         private final String group;
         private final Task work;
         private final Map<Integer, Double> rests = new ConcurrentHashMap<>(); // the last one of each partition
-        private final Map<Integer, Long> used = new ConcurrentHashMap<>(); // the last fence of each that has ended
         private String joined, sent; // the sessions that have joined, and that were told to
 
         Member(Keeper keeper, String group, Task work) {
@@ -99,10 +99,11 @@ public final class Partition extends Fenced {
 
         /** Makes the tasks equal to what the session owns now. */
         private Void follow(String session) throws SQLException {
+            Set<Object> before = Set.copyOf(tasks.keySet()); // what ends meanwhile may be listed as it was
             for (Share share : assignment(session)) {
-                if (tasks.containsKey(share.number)) continue;
+                if (before.contains(share.number)) continue;
                 Partition task = new Partition(keeper, group, session, share.number, share.fence);
-                boolean isUsed = used.getOrDefault(share.number, 0L) == share.fence; // refused, or released meanwhile
+                boolean isUsed = keeper.used.contains(share.fence); // its release was refused
                 if (isUsed) again(keeper.retryAt());
                 if (isUsed || share.state.equals("revoking")) release(task);
                 else if (share.state.equals("owned")) start(share.number, task, () -> run(task));
@@ -149,12 +150,12 @@ public final class Partition extends Fenced {
                 keeper.rest(() -> task.isOver() || isStopping(), now() + pause);
             }
             task.finish();
-            used.put(task.number, task.fence());
             release(task);
         }
 
         private void release(Partition task) {
-            keeper.settle(task.session(), RELEASE, group, task.number, task.fence());
+            Object released = keeper.settle(task.session(), RELEASE, group, task.number, task.fence());
+            if (released == null) keeper.used.add(task.fence());
         }
     }
 }

@@ -21,6 +21,7 @@ import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -404,12 +405,34 @@ class FaultTest {
 
     @Test
     void aReleaseThatIsRefusedLeavesNoLease() throws Exception {
-        Lead lead = leases.lead(name);
-        fault("lease_release", "XX000", 1);
-        lead.close();
-        try (Lead next = leases.lead(name)) {
-            assertNotEquals(lead.fence(), next.fence());
+        Set<Long> fences = ConcurrentHashMap.newKeySet();
+        for (int refusals : List.of(1, 2, 1, 2)) { // of the release, and of the one that needs no fence
+            Lead lead =
+                    fences.size() < 2 ? leases.lead(name) : leases.tryLead(name).orElseThrow();
+            assertTrue(fences.add(lead.fence()), "after " + fences.size());
+            fault("lease_release", "XX000", refusals);
+            lead.close();
+            assertEquals(0, faults.get(faults.size() - 1).left.get());
         }
+    }
+
+    @Test
+    void aLeaseUnderAnotherFenceIsReleasedWithTheScope() throws Exception {
+        Lead lead = leases.lead(name);
+        lead.unsure(); // so that it does not ask
+        sql("SELECT eskit_lease.lease_force_release(?, ?, 'a test')", name, lead.fence());
+        sql("SELECT eskit_lease.lease_acquire(?, ?::uuid)", name, lead.session());
+        lead.close();
+        assertEquals("0", text("SELECT count(*) FROM eskit_lease.leases WHERE resource = ? AND state = 'held'", name));
+    }
+
+    @Test
+    void aTryThrowsAtOnceWhatALeadWaitsFor() throws Exception {
+        fault("lease_acquire", "55000", 1);
+        SQLException refused = assertThrows(SQLException.class, () -> leases.tryLead(name));
+        assertEquals("55000", refused.getSQLState());
+        fault("lease_acquire", "55000", 1);
+        leases.lead(name).close();
     }
 
     @Test
@@ -417,12 +440,18 @@ class FaultTest {
         sql("SELECT eskit_lease.group_create(?, 1)", name);
         fault("group_release", "XX000", 1);
         List<Long> fences = new CopyOnWriteArrayList<>();
-        try (Running running = leases.join(name, partition -> {
+        Partition.Task work = partition -> {
             fences.add(partition.fence());
             if (fences.size() == 1) throw new LeaseException.Refused(new SQLException("refused", "LF001"));
             if (fences.size() == 2) Thread.currentThread().interrupt(); // as work may leave it
-        })) {
+            if (fences.size() > 3) partition.news();
+        };
+        try (Running running = leases.join(name, work)) {
             until(() -> fences.size() > 3);
+            fault("set_config", "XX000", 2); // the release and the leave
+        }
+        try (Running running = leases.join(name, work)) {
+            until(() -> fences.size() > 4);
         }
         assertEquals(fences.size(), Set.copyOf(fences).size(), String.valueOf(fences));
     }
@@ -437,6 +466,34 @@ class FaultTest {
         })) {
             until(() -> text("SELECT error FROM eskit_lease.dead_items WHERE queue = ?", name) != null);
         }
+    }
+
+    @Test
+    void nothingIsLeftByAnInterruptAtAnyTime() throws Exception {
+        String count = "SELECT count(*) FROM eskit_lease.";
+        for (int step = 0; step < 60; step++) {
+            String key = name + step;
+            Thread working = new Thread(() -> {
+                try {
+                    leases.lead(name).close();
+                    leases.tryLead(name).ifPresent(Lead::close);
+                    leases.once(key, attempt -> {
+                        Thread.sleep(1);
+                        return null;
+                    });
+                } catch (Exception told) { // of the interrupt
+                }
+            });
+            working.start();
+            TimeUnit.MICROSECONDS.sleep(250 * step);
+            working.interrupt();
+            working.join(10_000);
+            assertFalse(working.isAlive());
+        }
+        leases.lead(name).close();
+        until(() -> "0".equals(text(count + "leases WHERE resource = ? AND state = 'held'", name)));
+        until(() -> "0".equals(text(count + "waiters WHERE resource = ?", name)));
+        until(() -> "0".equals(text(count + "executions WHERE starts_with(key, ?) AND state = 'running'", name)));
     }
 
     @Test
