@@ -1,7 +1,13 @@
 //! The errors of this library, and the states of a keeper.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokio_postgres::error::SqlState;
+
+/// What stands for the text of an error that cannot be made, or that the server refuses.
+pub(crate) const NO_TEXT: &str = "the error's text could not be stored";
+/// How the SQLSTATEs of the server begin that pass by themselves. 25006: a standby that is about to be the primary.
+const PASSING: [&str; 6] = ["25006", "40001", "40P01", "53", "55P03", "57014"];
 
 /// Any error, of a function of yours.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -91,7 +97,7 @@ impl Error {
     /// Tells whether a call that raised this error is worth repeating.
     pub(crate) fn passes(&self) -> bool {
         !matches!(self, Error::Lost(_) | Error::Closed)
-            && matches!(self.of_server(), None | Some("55P03" | "57014" | "40001" | "53300"))
+            && self.of_server().is_none_or(|code| PASSING.iter().any(|passing| code.starts_with(passing)))
     }
 }
 
@@ -100,10 +106,11 @@ pub(crate) fn is_of_statement(code: &str) -> bool {
     !code.starts_with("08") && !code.starts_with("57P")
 }
 
-/// Tells an error with its causes: the driver's errors are in these.
+/// Tells an error with its causes: the driver's errors are in these. An error of the user may panic.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    let told = AssertUnwindSafe(|| causes.map(ToString::to_string).collect::<Vec<_>>().join(": "));
+    catch_unwind(told).unwrap_or_else(|_| NO_TEXT.into())
 }
 
 impl fmt::Display for Error {

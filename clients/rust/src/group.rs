@@ -24,7 +24,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// A partition that this process owns: a [`Scope`] with a cursor.
 pub struct Partition {
-    scope: Scope,
+    scope: Arc<Scope>,
     number: i32,
 }
 
@@ -100,7 +100,7 @@ impl Look for Member {
 impl Member {
     /// Asks which partitions the session owns, and has a task for each of them.
     async fn assign(&mut self, verb: &mut Verb, at: &Trusted) -> Result<(), Error> {
-        let (leases, args) = (&verb.leases, [&self.group as _, &at.session as _]);
+        let (leases, args) = (verb.leases.clone(), [&self.group as _, &at.session as _]);
         if self.joined.as_ref() != Some(&at.session) {
             leases.call(&at.session, JOIN, &args).await?;
         }
@@ -117,18 +117,20 @@ impl Member {
             }
         }
         for (number, (fence, stays)) in listed {
-            self.begin(verb, number, Scope::new(&verb.leases, &self.group, at, fence), stays);
+            if stays && !leases.kept().used.contains(&fence) {
+                self.begin(verb, number, Scope::new(&leases, &self.group, at, fence));
+            } else {
+                let _ = leases.give_back(&at.session, RELEASE, &[&self.group, &number, &fence]).await;
+                verb.patience = RETRY; // if it was refused
+            }
         }
         Ok(())
     }
 
-    /// Starts the task of a partition. One that does not stay is only released.
-    fn begin(&mut self, verb: &mut Verb, number: i64, scope: Scope, stays: bool) {
+    /// Starts the task of a partition.
+    fn begin(&mut self, verb: &mut Verb, number: i64, scope: Arc<Scope>) {
         let partition = Partition { scope: scope.clone(), number: number as i32 };
         let (work, failures) = (self.work.clone(), self.failures.entry(number).or_default().clone());
-        if !stays {
-            scope.over.cancel();
-        }
         verb.begin(number, scope.clone(), async move {
             let ended = scope.run(Box::pin(async move { work(partition).await })).await;
             let begins_anew = matches!(ended, Err(Error::Lost(_) | Error::Refused(_) | Error::Unsure(_)));
@@ -139,9 +141,7 @@ impl Member {
                 let pause = LONGEST_PAUSE.min(FIRST_PAUSE * 2u32.pow(failures.fetch_add(1, Relaxed).min(7)));
                 scope.token.run_until_cancelled(sleep(pause)).await;
             }
-            scope.over.cancel();
-            let (leases, args) = (&scope.leases, [&scope.name() as _, &number as _, &scope.fence() as _]);
-            let _ = leases.give_back(scope.session(), RELEASE, &args).await;
+            scope.give_back(RELEASE, &[&scope.name(), &number, &scope.fence()]).await;
         });
     }
 }

@@ -1,10 +1,10 @@
 //! The keeper of one session: its connection, and a second one for all other calls.
 
 use crate::core::{Action, Answer, Core, ENDED};
-use crate::error::{Error, State, with_causes};
+use crate::error::{Error, NO_TEXT, State, with_causes};
 use crate::line::{Arg, Connect, Line};
 use crate::settings::{Settings, default_name};
-use std::collections::{HashMap, hash_map::RandomState};
+use std::collections::{HashMap, HashSet, hash_map::RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{hash::BuildHasher, io, mem, time::Duration, time::Instant};
@@ -17,7 +17,7 @@ const OPEN: &str = "SELECT true AS alive, trust_ms, revision, '' AS reason, sess
                     FROM eskit_lease.session_open($1, $2::interval, takeover => $3::boolean)";
 const WAIT: &str = "SELECT * FROM eskit_lease.session_wait($1::uuid, $2::bigint, $3::interval)";
 const BEAT: &str = "SELECT * FROM eskit_lease.session_heartbeat($1::uuid)";
-pub(crate) const WATCH: &str = "SELECT * FROM eskit_lease.session_watch($1::uuid, $2::regclass)";
+pub(crate) const WATCH: &str = "SELECT * FROM eskit_lease.session_watch($2::uuid, $1::regclass)";
 
 /// Writes a line to the log, with the feature `tracing`.
 macro_rules! log {
@@ -43,6 +43,7 @@ pub(crate) struct Trusted {
 pub(crate) struct Kept {
     pub core: Core,
     pub error: Option<Error>, // of the last try to connect or to open
+    pub used: HashSet<i64>,   // fences that the server has not taken back: nothing may begin under them again
     line: Option<Line>,
     job: Option<Task>,         // what the keeper's connection does
     timer: Option<Task>,       // ticks when the core needs it
@@ -65,8 +66,8 @@ pub(crate) struct Keeper {
     second: sync::Mutex<(Option<Line>, Option<Task>)>, // the second connection, and what closes it when it is idle
 }
 
-/// A process's keeper: one session with one heartbeat. Clones share it. It closes in the background when all clones and
-/// all scopes are dropped; [`close`](Leases::close) also waits for that.
+/// A process's keeper: one session with one heartbeat. Clones share it. It closes in the background when all clones, leads
+/// and verbs at work are dropped; [`close`](Leases::close) also waits for that.
 #[derive(Clone)]
 pub struct Leases {
     pub(crate) keeper: Arc<Keeper>,
@@ -85,7 +86,7 @@ impl Drop for Open {
 impl Leases {
     pub(crate) fn start(connect: Connect, settings: Settings) -> Self {
         let core = Core::start(settings.ttl, settings.takeover, settings.watch.is_some());
-        let (scopes, told, turns) = (CancellationToken::new(), State::Starting, HashMap::new());
+        let (scopes, told, used, turns) = (CancellationToken::new(), State::Starting, HashSet::new(), HashMap::new());
         let keeper = Arc::new(Keeper {
             name: settings.name.clone().unwrap_or_else(default_name),
             settings,
@@ -96,7 +97,7 @@ impl Leases {
             began: Instant::now(),
             connect,
             closed: CancellationToken::new(),
-            kept: Mutex::new(Kept { core, error: None, line: None, job: None, timer: None, scopes, told, turns }),
+            kept: Mutex::new(Kept { core, error: None, used, line: None, job: None, timer: None, scopes, told, turns }),
             second: sync::Mutex::default(),
         });
         keeper.work.close();
@@ -215,7 +216,7 @@ impl Leases {
 
     async fn beat(&self, line: &Line, session: &str) -> Result<Vec<Row>, Error> {
         if let Some(table) = &self.keeper.settings.watch {
-            match line.query(WATCH, &[&session, table]).await {
+            match line.query(WATCH, &[table, &session]).await {
                 // Whatever the reason, the session still needs its heartbeat.
                 Err(error) if error.of_server().is_some_and(|code| !ENDED.contains(&code)) => {
                     log!(warn, "eskit_lease {}: cannot watch {table}: {}", self.keeper.name, with_causes(&error));
@@ -300,25 +301,24 @@ impl Leases {
 
     /// Makes a call that gives something back, and warns if it fails; it has no FROM. Its wait for fenced transactions is
     /// limited: the server does not notice that a call is given up, and would go on waiting beside the next one.
-    pub(crate) async fn give_back(&self, session: &str, sql: &str, args: &[Arg<'_>]) -> Result<(), Error> {
+    pub(crate) async fn give_back(&self, session: &str, sql: &str, args: &[Arg<'_>]) -> Result<Vec<Row>, Error> {
         let limited = format!("{sql} FROM set_config('lock_timeout', '{}', true)", in_ms(self.keeper.settings.ttl / 4));
-        let done = self.call(session, &limited, args).await.map(drop);
-        match &done {
-            Err(error) if !matches!(error, Error::Lost(_)) && error.of_server() != Some("LF001") => {
+        self.call(session, &limited, args).await.inspect_err(|error| {
+            if !matches!(error, Error::Lost(_)) && error.of_server() != Some("LF001") {
                 log!(warn, "eskit_lease {}: {sql}: {}", self.keeper.name, with_causes(error));
             }
-            _ => (), // there is nothing more to give back
-        }
-        done
+        })
     }
 
-    /// Gives something back as failed, by the error $1; by another text if the server cannot store that one.
-    pub(crate) async fn fail(&self, session: &str, sql: &str, error: &str, args: &[Arg<'_>]) {
-        for text in [&*error.replace('\0', "\u{fffd}"), "the error's text could not be stored"] {
+    /// Gives something back as failed, by the error $1; by another text if the server cannot store that one. Returns
+    /// whether the server has taken it.
+    pub(crate) async fn fail(&self, session: &str, sql: &str, error: &str, args: &[Arg<'_>]) -> bool {
+        for text in [&*error.replace('\0', "\u{fffd}"), NO_TEXT] {
             if self.give_back(session, sql, &[&[&text as Arg<'_>], args].concat()).await.is_ok() {
-                return;
+                return true;
             }
         }
+        false
     }
 
     // ---- the end ----

@@ -4,7 +4,7 @@ use crate::error::{Error, State};
 use crate::keeper::{Leases, Trusted};
 use crate::scope::Scope;
 use crate::verb::{Look, RETRY, Running, Turn, Verb};
-use std::{future::ready, ops::Deref};
+use std::{future::ready, ops::Deref, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -20,7 +20,7 @@ const RELEASE_ANY: &str = "SELECT eskit_lease.lease_release_many(ARRAY[$1], $2::
 /// Leadership: a [`Scope`] that ends when this is released, or dropped.
 #[must_use = "the lease is released when this is dropped"]
 pub struct Lead {
-    scope: Scope,
+    scope: Arc<Scope>,
     running: Running,
 }
 
@@ -48,33 +48,34 @@ impl Leases {
 
     /// Returns leadership if it is free, or else None, at once.
     pub async fn try_lead(&self, name: &str) -> Result<Option<Lead>, Error> {
-        match (self.state(), self.turn("lead", name).try_lock_owned()) {
-            (State::Trusted, Ok(turn)) => self.ask_for(name, false, Box::pin(ready(turn))).await,
-            (State::Draining | State::Closed, _) => Err(Error::Closed),
+        match (self.state(), self.trusted(), self.turn("lead", name).try_lock_owned()) {
+            (State::Draining | State::Closed, ..) => Err(Error::Closed),
+            (_, Some(at), Ok(turn)) => {
+                let asked = self.ask_for(name, false, Box::pin(ready(turn)));
+                at.scopes.run_until_cancelled(asked).await.unwrap_or(Ok(None))
+            }
             _ => Ok(None),
         }
     }
 
     async fn ask_for(&self, name: &str, queue: bool, turn: Turn) -> Result<Option<Lead>, Error> {
         let (tell, told) = oneshot::channel();
-        let hold = Hold { name: name.to_owned(), queue, tell: Some(tell), scope: None, place: None };
-        let mut running = Verb::new(self).start(turn, |verb| Box::pin(verb.follow(hold)));
-        match told.await {
-            Ok((scope, end)) => {
-                running.end = Some(end);
-                Ok(Some(Lead { scope, running }))
-            }
-            Err(_) => running.await.map(|()| None),
-        }
+        let hold = Hold { name: name.to_owned(), tell: Some(tell), scope: None, place: None };
+        let verb = Verb { waits: queue, ..Verb::new(self) };
+        let mut running = verb.start(turn, |verb| Box::pin(verb.follow(hold)));
+        let Ok((scope, end)) = told.await else {
+            return running.await.map(|()| None);
+        };
+        running.end = Some(end);
+        Ok(Some(Lead { scope, running }))
     }
 }
 
 /// A name, from the first ask for it until it is given back.
 struct Hold {
     name: String,
-    queue: bool,
-    tell: Option<oneshot::Sender<(Scope, DropGuard)>>,
-    scope: Option<Scope>,
+    tell: Option<oneshot::Sender<(Arc<Scope>, DropGuard)>>,
+    scope: Option<Arc<Scope>>,
     place: Option<String>, // the session that may have a place in line, or the lease under a fence without a scope
 }
 
@@ -86,18 +87,8 @@ impl Hold {
         Ok((row.try_get("fence")?, row.try_get("reason")?))
     }
 
-    /// Asks whether the lease is still held.
-    async fn keep(&mut self, leases: &Leases, scope: &Scope) {
-        match self.acquire(leases, scope.session(), false).await {
-            Ok((fence, reason)) if fence == Some(scope.fence()) && reason == "already_held" => return,
-            Err(Error::Lost(_)) => (),
-            _ => self.place = Some(scope.session().to_owned()), // it may have been granted anew
-        }
-        scope.over.cancel();
-    }
-
     /// Begins the scope, which ends with the caller's [`Lead`]. A drain only tells it.
-    fn begin(&mut self, verb: &mut Verb, scope: Scope) {
+    fn begin(&mut self, verb: &mut Verb, scope: Arc<Scope>) {
         let (token, stop, end) = (scope.token.clone(), verb.leases.keeper.stop.clone(), CancellationToken::new());
         tokio::spawn(async move { token.run_until_cancelled(stop.cancelled()).await.map(|()| token.cancel()) });
         verb.end = end.clone();
@@ -108,18 +99,25 @@ impl Hold {
 
 impl Look for Hold {
     async fn look(&mut self, verb: &mut Verb, at: &Trusted) -> Result<(), Error> {
-        if let Some(scope) = self.scope.clone() {
-            if !scope.over.is_cancelled() {
-                self.keep(&verb.leases, &scope).await;
+        if let Some(scope) = &self.scope {
+            let is_held = |(fence, reason)| fence == Some(scope.fence()) && reason == "already_held";
+            if !scope.over.is_cancelled()
+                && !self.acquire(&verb.leases, scope.session(), false).await.is_ok_and(is_held)
+            {
+                scope.over.cancel();
             }
             return Ok(());
         }
         self.place = Some(at.session.clone());
-        match self.acquire(&verb.leases, &at.session, self.queue).await? {
+        match self.acquire(&verb.leases, &at.session, verb.waits).await? {
+            (Some(fence), _) if verb.leases.kept().used.contains(&fence) => {
+                verb.leases.give_back(&at.session, RELEASE_ANY, &[&self.name, &at.session]).await?;
+                verb.patience = Duration::ZERO; // asks again, for another fence
+            }
             (Some(fence), _) if !at.scopes.is_cancelled() => {
                 self.begin(verb, Scope::new(&verb.leases, &self.name, at, fence));
             }
-            (fence, _) if !self.queue => {
+            (fence, _) if !verb.waits => {
                 self.place = self.place.take().filter(|_| fence.is_some());
                 return Err(Error::Closed);
             }
@@ -131,16 +129,16 @@ impl Look for Hold {
     }
 
     async fn leave(&self, leases: &Leases) {
+        let mut place = self.place.as_deref();
         if let Some(scope) = &self.scope {
-            scope.over.cancel();
-            if self.place.is_none() {
-                let _ = leases.give_back(scope.session(), RELEASE, &[&self.name, &scope.fence()]).await;
-            }
+            let is_released = scope.give_back(RELEASE, &[&self.name, &scope.fence()]).await;
+            // Else the server refused that, or the session has the name under another fence.
+            place = (!is_released).then_some(scope.session());
         }
-        if let Some(session) = &self.place {
-            let _ = leases.give_back(session, CANCEL, &[&self.name, session]).await;
+        if let Some(session) = place {
+            let _ = leases.give_back(session, CANCEL, &[&self.name, &session]).await;
             // Also a grant that crossed the cancel.
-            let _ = leases.give_back(session, RELEASE_ANY, &[&self.name, session]).await;
+            let _ = leases.give_back(session, RELEASE_ANY, &[&self.name, &session]).await;
         }
     }
 }

@@ -59,10 +59,10 @@ impl Leases {
 
     /// Waits until the first session is trusted, and watches the table: only this fails if it cannot.
     async fn opened(&self) -> Result<(), Error> {
-        let session = Verb::new(self).next().await?.session;
-        if let Some(table) = &self.keeper.settings.watch {
-            self.call(&session, WATCH, &[&session, table]).await?;
+        let mut verb = Verb::new(self);
+        match &self.keeper.settings.watch {
+            Some(table) => verb.call(WATCH, table).await.map(drop),
+            None => verb.next().await.map(drop),
         }
-        Ok(())
     }
 }

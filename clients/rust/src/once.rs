@@ -4,7 +4,7 @@ use crate::error::{BoxError, Error, with_causes};
 use crate::keeper::{Leases, log};
 use crate::scope::Scope;
 use crate::verb::Verb;
-use std::fmt::Display;
+use std::{fmt::Display, sync::Arc};
 use tokio::sync::{oneshot, watch};
 
 const BEGIN: &str = "SELECT state, fence, result::text FROM eskit_lease.execution_begin($1, $2::uuid)";
@@ -23,10 +23,10 @@ pub struct Once {
     pub result: Option<String>,
 }
 
-/// The scope of the function, or what became of the key.
-type Begun = Result<Scope, Once>;
-/// The result, or the error and whether the key is free again.
-type Ended = Result<String, (String, bool)>;
+/// Tells the scope of the function, or what became of the key.
+type Begun = oneshot::Sender<Result<Arc<Scope>, Once>>;
+/// Has the result, or the error and whether the key is free again.
+type Ended = watch::Receiver<Result<String, (String, bool)>>;
 
 impl Leases {
     /// Runs a function once for a key, in all processes. The function gets the fence, and returns a result that
@@ -63,39 +63,36 @@ impl Leases {
 }
 
 /// Begins an attempt, tells of it, and ends it as it is told last: a caller that is gone has dropped its function.
-async fn attempt(
-    mut verb: Verb,
-    key: String,
-    tell: oneshot::Sender<Begun>,
-    mut ended: watch::Receiver<Ended>,
-) -> Result<(), Error> {
+async fn attempt(mut verb: Verb, key: String, tell: Begun, mut ended: Ended) -> Result<(), Error> {
     let leases = verb.leases.clone();
-    let (at, row) = loop {
-        let at = verb.next().await?;
-        match leases.call(&at.session, BEGIN, &[&key, &at.session]).await {
-            Ok(mut rows) => break (at, rows.pop().ok_or_else(Error::lost)?),
-            Err(error) => verb.passes(error)?,
-        }
-    };
+    let (at, mut rows) = verb.call(BEGIN, &key).await?;
+    let row = rows.pop().ok_or_else(Error::lost)?;
     let Some(fence) = row.try_get(1)? else {
         let _ = tell.send(Err(Once { first: false, state: row.try_get(0)?, result: row.try_get(2)? }));
         return Ok(());
     };
+    if leases.kept().used.contains(&fence) {
+        let is_told = leases.fail(&at.session, FAIL, "its end was refused", &[&key, &fence, &false]).await;
+        let state = if is_told { "failed" } else { "running" }.to_owned();
+        let _ = tell.send(Err(Once { first: false, state, result: None }));
+        return Ok(());
+    }
     let _ = tell.send(Ok(Scope::new(&verb.leases, &key, &at, fence)));
     while ended.changed().await.is_ok() {}
     let ended = ended.borrow().clone();
-    let (done, error, retry) = match ended {
+    let (error, retry, done) = match ended {
         Ok(result) => match leases.call(&at.session, FINISH, &[&key, &fence, &result]).await {
             // A key that stays running would have the same fence again, for another run of the function.
             Err(error) if error.of_server().is_some_and(|code| code != "LF003") => {
-                let why = with_causes(&error);
-                (Err(error), why, false)
+                (with_causes(&error), false, Err(error))
             }
             done => return done.map(drop),
         },
-        Err((error, retry)) => (Ok(()), error, retry),
+        Err((error, retry)) => (error, retry, Ok(())),
     };
     log!(warn, "eskit_lease: {key} has failed: {error}");
-    leases.fail(&at.session, FAIL, &error, &[&key, &fence, &retry]).await;
+    if !leases.fail(&at.session, FAIL, &error, &[&key, &fence, &retry]).await {
+        leases.kept().used.insert(fence);
+    }
     done
 }

@@ -1,12 +1,12 @@
 //! What work is done under: a fence, for as long as the lease is held and trusted.
 
 use crate::keeper::{Leases, Trusted};
+use crate::line::Arg;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::{sync::Arc, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 /// The time of one fence. It begins with a grant; after it has ended, it never begins again.
-#[derive(Clone)]
 pub struct Scope {
     pub(crate) leases: Leases,
     pub(crate) over: CancellationToken,  // its time has ended
@@ -14,14 +14,14 @@ pub struct Scope {
     name: String,
     fence: i64,
     session: String,
-    seen: Arc<AtomicU64>, // the last ask that `news` has told
+    seen: AtomicU64, // the last ask that `news` has told
 }
 
 impl Scope {
-    pub(crate) fn new(leases: &Leases, name: &str, at: &Trusted, fence: i64) -> Self {
-        let (over, seen) = (at.scopes.child_token(), Arc::new(AtomicU64::new(*leases.keeper.asks.borrow())));
+    pub(crate) fn new(leases: &Leases, name: &str, at: &Trusted, fence: i64) -> Arc<Self> {
+        let (over, seen) = (at.scopes.child_token(), AtomicU64::new(*leases.keeper.asks.borrow()));
         let (token, session) = (over.child_token(), at.session.clone());
-        Scope { leases: leases.clone(), over, token, name: name.to_owned(), fence, session, seen }
+        Arc::new(Scope { leases: leases.clone(), over, token, name: name.to_owned(), fence, session, seen })
     }
 
     /// The name of the lease, or of the group.
@@ -68,6 +68,16 @@ impl Scope {
         let seen = self.seen.load(Relaxed);
         self.token.run_until_cancelled(asks.wait_for(|asks| *asks > seen)).await;
         self.seen.store(*asks.borrow(), Relaxed);
+    }
+
+    /// Ends the scope, whose work has ended, and gives its fence back. Returns whether the server still had it.
+    pub(crate) async fn give_back(&self, sql: &str, args: &[Arg<'_>]) -> bool {
+        self.over.cancel();
+        let done = self.leases.give_back(&self.session, sql, args).await;
+        if done.is_err() {
+            self.leases.kept().used.insert(self.fence);
+        }
+        done.is_ok_and(|rows| rows.iter().any(|row| row.try_get(0).unwrap_or(false)))
     }
 
     /// Ends the scope after a commit whose end is unknown, so that the next one begins under a new fence.

@@ -27,7 +27,7 @@ pub struct Item {
     pub payload: String,
     /// How often it was claimed, from 1.
     pub attempt: i32,
-    pub(crate) scope: Scope,
+    pub(crate) scope: Arc<Scope>,
     pub(crate) done: Arc<AtomicBool>,
 }
 

@@ -384,6 +384,20 @@ async fn a_table_that_cannot_be_watched_is_told_and_ends_no_trust() -> Done {
     Ok(())
 }
 
+/// The first watches say that the session has ended.
+#[tokio::test]
+async fn a_session_that_ends_while_the_keeper_opens_is_replaced() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (db, table) = (client(&dsn).await?, name("opening").replace('-', "_"));
+    db.batch_execute(&format!("CREATE TABLE {table} (position bigint DEFAULT eskit_lease.position_next())")).await?;
+    let (link, left) = harming(&dsn, "session_watch(", 2, Harm::Refuse).await?;
+    let leases = Leases::builder(&link).watch(&table).open().await?;
+    assert_eq!(left.load(Relaxed), 0);
+    leases.close().await;
+    db.batch_execute(&format!("DROP TABLE {table}")).await?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_lease_that_was_taken_away_is_not_kept_under_another_fence() -> Done {
     let Some(dsn) = dsn() else { return Ok(()) };
@@ -430,6 +444,7 @@ enum Harm {
     Lose,    // breaks the connection after the call
     Hold,    // is silent from the call on
     Corrupt, // the server knows no such function
+    Refuse,  // the server raises 55000
 }
 
 /// A network in front of the server, which harms the first calls of a function. Also returns how many are left.
@@ -460,6 +475,11 @@ async fn harming(
                                 .filter(|_| left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok());
                             if let (Some(at), Harm::Corrupt) = (harmed, harm) {
                                 data[at] = b'x';
+                            }
+                            if let (Some(at), Harm::Refuse) = (harmed, harm) {
+                                let begin = data[..at].windows(6).rposition(|word| word == b"SELECT").unwrap_or(at);
+                                data[begin..at + call.len()].fill(b' ');
+                                data[begin..begin + 19].copy_from_slice(b"SELECT lastval() --");
                             }
                             if harmed.is_some() && harm == Harm::Hold {
                                 std::future::pending::<()>().await;
@@ -767,5 +787,225 @@ async fn a_claim_seldom_costs_the_session() -> Done {
     assert!(pause < Duration::from_millis(400), "{pause:?}");
     db.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await?;
     db.execute("SELECT eskit_lease.queue_drop($1, items => true)", &[&queue]).await?;
+    Ok(())
+}
+
+/// The server refuses a release, and then also the one that needs no fence.
+#[tokio::test]
+async fn a_fence_whose_release_is_refused_begins_no_other_scope() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    for refusals in [1, 2] {
+        let (link, left) = harming(&dsn, "lease_release", refusals, Harm::Corrupt).await?;
+        let (leases, name) = (open(&link).await?, name(&format!("refused-{refusals}")));
+        let lead = leases.lead(&name).await?;
+        let first = lead.fence();
+        lead.release().await;
+        let lead = timeout(Duration::from_secs(5), leases.lead(&name)).await??;
+        let second = lead.fence();
+        assert!(second > first && left.load(Relaxed) == 0, "{refusals}: {first} {second}");
+        left.store(refusals, Relaxed);
+        lead.release().await;
+        let lead = timeout(Duration::from_secs(5), leases.try_lead(&name)).await??.ok_or("not led")?;
+        assert!(lead.fence() > second && left.load(Relaxed) == 0, "{refusals}: {second} {}", lead.fence());
+        leases.close().await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lease_under_another_fence_is_given_back_at_the_end() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (leases, name, db) = (open(&dsn).await?, name("other"), client(&dsn).await?);
+    let lead = leases.lead(&name).await?;
+    lead.unsure(); // so that it does not ask
+    db.execute("SELECT eskit_lease.lease_force_release($1, $2, 'a test')", &[&name, &lead.fence()]).await?;
+    let take = "SELECT eskit_lease.lease_acquire($1, session) FROM eskit_lease.sessions WHERE session::text = $2";
+    db.execute(take, &[&name, &lead.session()]).await?;
+    lead.release().await;
+    let held = "SELECT count(*) FROM eskit_lease.leases WHERE resource = $1 AND state = 'held'";
+    assert_eq!(db.query_one(held, &[&name]).await?.get::<_, i64>(0), 0);
+    leases.close().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_partition_whose_release_is_refused_begins_under_another_fence() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (group, db) = (name("kept"), client(&dsn).await?);
+    db.execute("SELECT eskit_lease.group_create($1, 1)", &[&group]).await?;
+    let leases = open(&harming(&dsn, "group_release(", 2, Harm::Corrupt).await?.0).await?;
+    let fences = Arc::new(Mutex::new(Vec::new()));
+    let told = fences.clone();
+    let member = leases.join(&group, move |partition| {
+        let begun = told.lock().map_or(0, |mut told| {
+            told.push(partition.fence());
+            told.len()
+        });
+        async move {
+            if begun > 1 {
+                partition.cancelled().await;
+            }
+            Ok(())
+        }
+    });
+    let begun = || fences.lock().map_or(0, |fences| fences.len());
+    timeout(Duration::from_secs(10), async {
+        while begun() < 2 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await?;
+    member.stop().await?;
+    let fences = fences.lock().map_err(|_| "poisoned")?.clone();
+    assert!(fences[1] > fences[0], "{fences:?}");
+    leases.close().await;
+    db.execute("SELECT eskit_lease.group_drop($1)", &[&group]).await?;
+    Ok(())
+}
+
+/// The server refuses the result of a key, and then as often that it has failed.
+#[tokio::test]
+async fn a_key_of_whose_end_the_server_hears_nothing_does_not_run_again() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (link, left) = harming(&dsn, "execution_f", 5, Harm::Corrupt).await?;
+    let (leases, key, mut runs) = (open(&link).await?, name("unheard"), 0);
+    let once = leases.once(&key, async |_| {
+        runs += 1;
+        Ok("1")
+    });
+    assert!(matches!(once.await, Err(Error::Postgres(_))));
+    for state in ["running", "failed", "failed"] {
+        let again = leases.once(&key, async |_| {
+            runs += 1;
+            Ok("2")
+        });
+        let again = again.await?;
+        assert_eq!((again.first, &*again.state), (false, state));
+    }
+    assert_eq!((runs, left.load(Relaxed)), (1, 0));
+    leases.close().await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_try_does_not_wait() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (link, left) = harming(&dsn, "lease_acquire(", 1_000, Harm::Refuse).await?;
+    let (leases, name) = (Leases::builder(&link).ttl(Duration::from_secs(60)).open().await?, name("try"));
+    let refused = timeout(Duration::from_secs(5), leases.try_lead(&name)).await?;
+    assert_eq!(
+        refused.err().and_then(|error| error.code().cloned()).map(|code| code.code().to_owned()),
+        Some("55000".into())
+    );
+    assert_eq!(left.load(Relaxed), 999);
+    left.store(1, Relaxed);
+    timeout(Duration::from_secs(5), leases.lead(&name)).await??.release().await; // which asks again
+    assert_eq!(left.load(Relaxed), 0);
+    leases.close().await;
+
+    // Nor for a server that is silent: it ends with the trust.
+    let (link, left) = harming(&dsn, "eskit_lease.", 0, Harm::Hold).await?;
+    let leases = open(&link).await?;
+    left.store(1_000, Relaxed);
+    let silent = timeout(Duration::from_secs(10), leases.try_lead(&name)).await?;
+    assert!(matches!(silent, Ok(None)));
+    leases.close().await;
+    Ok(())
+}
+
+/// As of a standby that is about to be the primary.
+#[tokio::test]
+async fn a_server_that_is_read_only_for_a_while_ends_no_verb() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let db = client(&dsn).await?;
+    let (role, own) = consumer(&db, &dsn, "readonly").await?;
+    let (leases, name) = (open(&own).await?, name("readonly"));
+    db.batch_execute(&format!("ALTER ROLE {role} SET default_transaction_read_only = on")).await?;
+    let writes = async {
+        let cut = "SELECT count(pg_terminate_backend(pid)) = 1 FROM pg_stat_activity
+                   WHERE usename = $1 AND state = 'idle' AND query LIKE '%lease_acquire(%'";
+        until(
+            &db,
+            "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE usename = $1 AND query LIKE '%lease_acquire(%')",
+            &role,
+        )
+        .await?;
+        db.batch_execute(&format!("ALTER ROLE {role} RESET default_transaction_read_only")).await?;
+        until(&db, cut, &role).await
+    };
+    let (lead, written) = tokio::join!(timeout(Duration::from_secs(10), leases.lead(&name)), writes);
+    written?;
+    lead??.release().await;
+    leases.close().await;
+    db.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await?;
+    Ok(())
+}
+
+/// An error that cannot be told.
+#[derive(Debug)]
+struct Untellable;
+
+impl std::fmt::Display for Untellable {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        unreachable!("a panic of the test")
+    }
+}
+
+impl std::error::Error for Untellable {}
+
+#[tokio::test]
+async fn an_error_that_panics_when_it_is_told_fails_its_item() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (leases, queue, db) = (open(&dsn).await?, name("untellable"), client(&dsn).await?);
+    db.execute("SELECT eskit_lease.queue_create($1, 1)", &[&queue]).await?;
+    db.execute("SELECT eskit_lease.item_add($1, '1') FROM generate_series(1, 2)", &[&queue]).await?;
+    let working = leases.work(&queue, 1, |_| async { Err(Untellable.into()) });
+    let dead = "SELECT count(*) = 2 FROM eskit_lease.dead_items WHERE queue = $1";
+    until(&db, dead, &queue).await?;
+    working.stop().await?;
+    assert!(leases.once(&queue, async |_| Err::<&str, _>(Untellable.into())).await.is_err());
+    assert!(leases.once(&queue, async |_| Ok("null")).await?.first);
+    leases.close().await;
+    db.execute("SELECT eskit_lease.queue_drop($1, items => true)", &[&queue]).await?;
+    Ok(())
+}
+
+/// The future of each verb is dropped at any time, and its keeper is closed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_left_by_a_future_that_is_dropped_at_any_time() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (name, db) = (name("any-time"), client(&dsn).await?);
+    let group = format!("{name}-group");
+    db.execute("SELECT eskit_lease.group_create($1, 2)", &[&group]).await?;
+    let own = format!("{dsn}{}application_name={name}", if dsn.contains('?') { '&' } else { '?' });
+    let leases = Leases::builder(&own).ttl(Duration::from_secs(60)).open().await?;
+    for step in 0..60 {
+        let limit = Duration::from_micros(150 * step);
+        if let Ok(lead) = timeout(limit, leases.lead(&name)).await {
+            lead?.release().await
+        }
+        if let Ok(Ok(Some(lead))) = timeout(limit, leases.try_lead(&name)).await {
+            drop(lead)
+        }
+        let key = format!("{name}-{step}");
+        let _ = timeout(
+            limit,
+            leases.once(&key, async |_| {
+                sleep(Duration::from_millis(1)).await;
+                Ok("1")
+            }),
+        )
+        .await;
+        let _ = timeout(limit, leases.join(&group, |_| async { Ok(()) })).await;
+    }
+    timeout(Duration::from_secs(5), leases.lead(&name)).await??.release().await;
+    until(&db, "SELECT count(*) = 0 FROM eskit_lease.leases WHERE resource = $1 AND state = 'held'", &name).await?;
+    until(&db, "SELECT count(*) = 0 FROM eskit_lease.waiters WHERE resource = $1", &name).await?;
+    until(&db, "SELECT count(*) = 0 FROM eskit_lease.group_members WHERE group_name = $1", &group).await?;
+    until(&db, "SELECT count(*) = 0 FROM eskit_lease.executions WHERE key LIKE $1 || '%' AND state = 'running'", &name)
+        .await?;
+    leases.close().await;
+    until(&db, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = $1", &name).await?;
+    db.execute("SELECT eskit_lease.group_drop($1)", &[&group]).await?;
     Ok(())
 }
