@@ -66,8 +66,8 @@ pub(crate) struct Keeper {
     second: sync::Mutex<(Option<Line>, Option<Task>)>, // the second connection, and what closes it when it is idle
 }
 
-/// A process's keeper: one session with one heartbeat. Clones share it. It closes in the background when all clones, leads
-/// and verbs at work are dropped; [`close`](Leases::close) also waits for that.
+/// A process's keeper: one session with one heartbeat. Clones share it. It closes in the background when all clones,
+/// leads and verbs at work are dropped; [`close`](Leases::close) also waits for that.
 #[derive(Clone)]
 pub struct Leases {
     pub(crate) keeper: Arc<Keeper>,
@@ -275,7 +275,8 @@ impl Leases {
         let call = async {
             let line = match second.0.take().filter(Line::is_open) {
                 Some(line) => line,
-                None => self.new_line().await?,
+                // Whatever its SQLSTATE, it is no answer to the call.
+                None => self.new_line().await.map_err(|error| Error::Other(error.into()))?,
             };
             second.0.insert(line).query(sql, args).await
         };

@@ -52,10 +52,8 @@ impl Leases {
             function(scope.fence()).await
         };
         let done = scope.unless_over(call).await?.map(|result| result.to_string()).map_err(Error::from);
-        let _ = end.send_replace(match &done {
-            Ok(result) => Ok(result.clone()),
-            Err(error) => Err((with_causes(error), !matches!(error, Error::Lost(_) | Error::Unsure(_)))),
-        });
+        let failed = |error: &Error| (with_causes(error), !matches!(error, Error::Lost(_) | Error::Unsure(_)));
+        let _ = end.send_replace(done.as_ref().map(String::clone).map_err(failed));
         drop(end);
         running.await?;
         Ok(Once { first: true, state: "done".into(), result: Some(done?) })

@@ -79,7 +79,7 @@ impl Look for Worker {
             return Ok(());
         }
         let claimed = leases.call_once(&at.session, CLAIM, &[&self.queue, &at.session, &free]).await;
-        if claimed.as_ref().is_err_and(|error| error.of_server().is_none()) {
+        if claimed.as_ref().is_err_and(Error::is_answer_lost) {
             self.recover(verb, &at.session).await?;
         }
         for row in claimed? {
@@ -105,10 +105,9 @@ impl Worker {
             }
             let error = match scope.run(Box::pin(async move { handler(item).await })).await {
                 Ok(()) if done.load(Relaxed) => return,
-                Ok(()) => Error::Misuse("the handler ended without its item's transaction"),
-                Err(error) => error,
+                Ok(()) => "the handler ended without its item's transaction".to_owned(),
+                Err(error) => with_causes(&error),
             };
-            let error = with_causes(&error);
             log!(warn, "eskit_lease: item {id} has failed: {error}");
             leases.fail(scope.session(), FAIL, &error, &[&id, &fence]).await;
         });

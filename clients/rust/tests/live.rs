@@ -1009,3 +1009,48 @@ async fn nothing_is_left_by_a_future_that_is_dropped_at_any_time() -> Done {
     db.execute("SELECT eskit_lease.group_drop($1)", &[&group]).await?;
     Ok(())
 }
+
+/// Nothing was claimed, so the session is not closed.
+#[tokio::test]
+async fn a_claim_without_a_connection_costs_no_session() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (queue, db) = (name("unconnected"), client(&dsn).await?);
+    let (role, own) = consumer(&db, &dsn, "unconnected").await?;
+    db.execute("SELECT eskit_lease.queue_create($1)", &[&queue]).await?;
+    db.execute("SELECT eskit_lease.item_add($1, '1')", &[&queue]).await?;
+    let (link, left) = harming(&own, "client_encoding", 0, Harm::Lose).await?;
+    let leases = Leases::builder(&link).ttl(Duration::from_secs(60)).open().await?;
+    let session = leases.session();
+    left.store(2, Relaxed);
+    let app = own.clone();
+    let working = leases.work(&queue, 1, move |item| {
+        let app = app.clone();
+        async move { Ok(item.transaction(&mut client(&app).await?, async |_| Ok(())).await?) }
+    });
+    until(&db, "SELECT count(*) = 0 FROM eskit_lease.items WHERE queue = $1", &queue).await?;
+    assert_eq!((left.load(Relaxed), leases.session()), (0, session));
+    working.stop().await?;
+    leases.close().await;
+    db.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await?;
+    db.execute("SELECT eskit_lease.queue_drop($1, items => true)", &[&queue]).await?;
+    Ok(())
+}
+
+/// As with a token that has expired.
+#[tokio::test]
+async fn a_lead_waits_for_a_connection_that_is_refused() -> Done {
+    let Some(dsn) = dsn() else { return Ok(()) };
+    let (lead, db) = (name("forbidden"), client(&dsn).await?);
+    let (role, own) = consumer(&db, &dsn, "forbidden").await?;
+    let leases = Leases::builder(&own).ttl(Duration::from_secs(60)).open().await?;
+    db.batch_execute(&format!("ALTER ROLE {role} NOLOGIN")).await?;
+    let (lead, allowed) = tokio::join!(timeout(Duration::from_secs(10), leases.lead(&lead)), async {
+        sleep(Duration::from_millis(500)).await;
+        db.batch_execute(&format!("ALTER ROLE {role} LOGIN")).await
+    });
+    allowed?;
+    lead??.release().await;
+    leases.close().await;
+    db.batch_execute(&format!("DROP OWNED BY {role}; DROP ROLE {role}")).await?;
+    Ok(())
+}
