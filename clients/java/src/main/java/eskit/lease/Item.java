@@ -113,7 +113,7 @@ public final class Item extends Scope {
                 }
                 return claims.size();
             } catch (SQLException error) {
-                if (LeaseException.isBroken(error)) {
+                if (LeaseException.isBroken(error) && !Line.NOT_MADE.equals(error.getSQLState())) {
                     straysOf = session;
                     straysUntil = now() + 2 * keeper.ttl;
                 }

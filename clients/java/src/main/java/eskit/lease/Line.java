@@ -19,6 +19,8 @@ final class Line {
         T of(ResultSet row) throws SQLException;
     }
 
+    static final String NOT_MADE = "08001"; // of a connection: no call was sent
+
     private final CompletableFuture<Connection> made = new CompletableFuture<>();
     private final Executor pool;
 
@@ -44,12 +46,12 @@ final class Line {
         return System.nanoTime() / 1e6;
     }
 
-    /** Waits until it is connected. Any error of that is one of class 08, with what happened as its cause. */
+    /** Waits until it is connected. Any error of that is NOT_MADE, with what happened as its cause. */
     Connection connection() throws SQLException {
         try {
             return made.join();
         } catch (CompletionException error) {
-            throw new SQLException("no connection: " + error.getCause(), "08001", error.getCause());
+            throw new SQLException("no connection: " + error.getCause(), NOT_MADE, error.getCause());
         }
     }
 

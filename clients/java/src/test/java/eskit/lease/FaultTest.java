@@ -337,6 +337,20 @@ class FaultTest {
     }
 
     @Test
+    void aClaimWithoutAConnectionCostsNoSession() throws Exception {
+        queue(1);
+        String session = leases.session().orElseThrow();
+        fault("connect", "53300", 2);
+        fault("eskit_lease.items ", "42501", 100);
+        AtomicInteger runs = new AtomicInteger();
+        try (Running running = leases.work(name, 1, source, (item, tx) -> runs.incrementAndGet())) {
+            until(() -> runs.get() > 0);
+        }
+        assertEquals(0, faults.get(0).left.get());
+        assertEquals(session, leases.session().orElseThrow());
+    }
+
+    @Test
     void aClaimWithoutAnAnswerIsGivenBackAtTheEnd() throws Exception {
         queue(1);
         fault(CLAIM, "08006", 1);
