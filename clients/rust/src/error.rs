@@ -94,8 +94,8 @@ impl Error {
         self.code().map(SqlState::code).filter(|code| is_of_statement(code))
     }
 
-    /// Tells whether a call that raised this error may be under way, or done. One of ours within another says that there
-    /// was no connection.
+    /// Tells whether a call that raised this error may be under way, or done. One of ours within another says that
+    /// there was no connection.
     pub(crate) fn is_answer_lost(&self) -> bool {
         self.of_server().is_none() && !matches!(self, Error::Other(error) if error.is::<Error>())
     }
