@@ -85,6 +85,7 @@ class FaultTest {
         source.setUser(user.getProperty("user"));
         source.setPassword(user.getProperty("password"));
         admin = source.getConnection();
+        source.setApplicationName(name);
         leases = Leases.builder(this::connect)
                 .name(name)
                 .ttl(Duration.ofSeconds(4))
@@ -508,6 +509,10 @@ class FaultTest {
         until(() -> "0".equals(text(count + "leases WHERE resource = ? AND state = 'held'", name)));
         until(() -> "0".equals(text(count + "waiters WHERE resource = ?", name)));
         until(() -> "0".equals(text(count + "executions WHERE starts_with(key, ?) AND state = 'running'", name)));
+        CompletableFuture<Throwable> waiting = called(() -> leases.lead(name).news());
+        leases.close();
+        waiting.get(10, TimeUnit.SECONDS);
+        until(() -> "0".equals(text("SELECT count(*) FROM pg_stat_activity WHERE application_name = ?", name)));
     }
 
     @Test
