@@ -61,7 +61,7 @@ func sqlstate(err error) string {
 // tells so by an error, too: FATAL, or of class 08.
 func answered(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && cmp.Or(pg.SeverityUnlocalized, pg.Severity) == "ERROR" &&
+	return errors.As(err, &pg) && !errors.Is(err, errUnsent) && cmp.Or(pg.SeverityUnlocalized, pg.Severity) == "ERROR" &&
 		!strings.HasPrefix(pg.Code, "08")
 }
 

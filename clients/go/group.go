@@ -79,7 +79,7 @@ func (m *member) look(session string, _ <-chan struct{}) (bool, error) {
 		if code == "55000" { // it is no member any more
 			m.session = ""
 		}
-		return code == "42704" || code == "42501", err
+		return answered(err) && (code == "42704" || code == "42501"), err
 	}
 	owned := map[int]int64{}
 	for _, row := range rows {

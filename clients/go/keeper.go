@@ -106,7 +106,7 @@ func (l *Leases) keep(line *line) {
 	l.line.Lock() // until the connection before is closed
 	defer l.line.Unlock()
 	ctx, cancel := context.WithTimeout(line.ctx, l.ttl/2)
-	conn, err := l.connect(ctx)
+	conn, err := l.dial(ctx)
 	cancel()
 	if err == nil {
 		defer hangUp(conn)
@@ -155,7 +155,7 @@ func (l *Leases) happen(line *line, problem error, event func(now time.Duration)
 // cannotWatch tells whether the table to watch is the trouble: there is none, it is a view, or it may not be read.
 func cannotWatch(err error) bool {
 	code := sqlstate(err)
-	return code == "42P01" || code == "42809" || code == "42501"
+	return answered(err) && (code == "42P01" || code == "42809" || code == "42501")
 }
 
 // heard tells the core what another connection answered to a call for a session.

@@ -218,3 +218,17 @@ func TestVerbsWithoutAKeeper(t *testing.T) {
 		}
 	}
 }
+
+// A connection may fail by an error of the server, as where WithConnect sets a role. Then there is no connection.
+func TestConnectThatTheServerRefuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := &pgconn.PgError{Severity: "ERROR", Code: "22023"}
+		_, err := Open(t.Context(), "", WithPatience(2*time.Second), WithConnect(func(context.Context) (*pgx.Conn, error) {
+			return nil, refused
+		}))
+		if !errors.Is(err, refused) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		synctest.Wait()
+	})
+}

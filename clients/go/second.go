@@ -24,9 +24,6 @@ type second struct {
 
 const idle = 10 * time.Second // after which the second connection is closed
 
-// errUnsent: a call was not sent. So what it would have taken is not taken.
-var errUnsent = errors.New("the call was not sent")
-
 // query repeats a call for a session until the server answers it: the call must be one that may be repeated. It returns
 // ErrLost once the session is known to have ended, however long the server is silent: a session outlives a restart of
 // its server, and would keep for good what nothing gives back. A call for no session is repeated in any case.
@@ -82,8 +79,8 @@ func try[T any](l *Leases, session, sql string, args ...any) (rows []T, err erro
 	defer cancel()
 	s.closer.Stop()
 	if s.conn == nil {
-		if s.conn, err = l.connect(ctx); err != nil {
-			return nil, errors.Join(errUnsent, err)
+		if s.conn, err = l.dial(ctx); err != nil {
+			return nil, err
 		}
 	}
 	sent := l.now()
@@ -127,6 +124,18 @@ func (s *second) drop() {
 		hangUp(s.conn)
 		s.conn = nil
 	}
+}
+
+// errUnsent: there is no connection. So a call was not sent, and what it would have taken is not taken.
+var errUnsent = errors.New("cannot connect")
+
+// dial makes a connection. Its error is no answer to a call, although the server may have raised it.
+func (l *Leases) dial(ctx context.Context) (*pgx.Conn, error) {
+	conn, err := l.connect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errUnsent, err)
+	}
+	return conn, nil
 }
 
 // hangUp closes a connection at once: politely, if it is still good. If not, it discards what was sent and the network
