@@ -96,15 +96,21 @@ func (m *member) look(session string, _ <-chan struct{}) (bool, error) {
 		if m.tasks[row.Partition] != nil {
 			continue
 		}
-		if row.State != "owned" { // it moves on before a task began
+		used, _ := m.used.Load(m.key(row.Partition))
+		if row.State != "owned" || used == row.Fence { // it moves on before a task began, or its release was refused
 			m.release(session, row.Partition, row.Fence)
+			err = errAgain
 		} else if scope, err := m.start(m.ctx, m.group, row.Fence, session); err == nil {
+			m.used.Store(m.key(row.Partition), row.Fence)
 			m.tasks[row.Partition] = &Partition{scope, m.group, row.Partition}
 			go m.run(m.tasks[row.Partition], max(m.pauses[row.Partition], firstPause))
 		}
 	}
-	return false, nil
+	return false, err
 }
+
+// key is where the fence of a partition is noted.
+func (m *member) key(number int) string { return fmt.Sprintf("group %s/%d", m.group, number) }
 
 // run works in a partition, and releases it.
 func (m *member) run(p *Partition, pause time.Duration) {

@@ -61,32 +61,34 @@ func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Cont
 		place := "" // the session that may have a place in line, or a lease without a scope
 		failed = l.follow(gone, nil, func(session string, next <-chan struct{}) (bool, error) {
 			got, err := l.acquire(name, session, wait)
-			switch {
-			case stays(err):
-				return true, err
-			case got.Granted:
+			if used, _ := l.used.Load("lead " + name); used == got.Fence { // its release was refused
+				got, err = grant{}, l.giveUp(name, session)
+			}
+			if err != nil || got.Granted || got.Reason == "queued" { // an error may follow an answer that was lost
 				place = session
+			}
+			if got.Granted {
 				if scope, err := l.newScope(ctx, name, got.Fence, session); err == nil {
 					worked, endWork := context.WithCancel(context.Background())
 					lead, asked = &Lead{scope, worked, endWork, nil}, next
+					l.used.Store("lead "+name, got.Fence)
 				}
-			case got.Reason == "queued":
-				place = session
-				return false, nil
 			}
-			if lead != nil || !wait {
-				return true, nil
+			switch {
+			case lead != nil || !wait || stays(err):
+				return true, err
+			case got.Reason == "queued":
+				return false, nil
 			}
 			return false, cmp.Or(err, errAgain) // it has no place in line
 		})
 		close(given)
-		if lead != nil {
-			lead.attend(asked)
+		if lead != nil && lead.attend(asked) == nil {
+			l.used.Delete("lead " + name)
 		} else if place != "" {
-			l.tell("a place in line was not given up", place,
-				`SELECT eskit_lease.lease_cancel($1::text, $2::uuid)`, name, place)
-			l.tell("a lease was not released", place,
-				`SELECT eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)`, name, place)
+			if err := l.giveUp(name, place); !stays(failed) { // else the caller is told
+				l.warn("a lease, or a place in line, was not given up", err)
+			}
 		}
 	})
 	if turn == nil {
@@ -108,6 +110,16 @@ func (l *Leases) lead(ctx context.Context, name string, wait bool) (context.Cont
 	}
 	lead.released = turn
 	return lead.ctx, lead, nil
+}
+
+// giveUp gives up a place in line, and then the lease, under whatever fence the session holds it.
+func (l *Leases) giveUp(name, session string) error {
+	cancelled := l.exec(session, `SELECT eskit_lease.lease_cancel($1::text, $2::uuid)`, name, session)
+	err := l.exec(session, `SELECT eskit_lease.lease_release_many(ARRAY[$1::text], $2::uuid)`, name, session)
+	if err == nil || errors.Is(err, ErrLost) {
+		l.used.Delete("lead " + name)
+	}
+	return cmp.Or(err, cancelled)
 }
 
 type grant struct {
@@ -133,7 +145,7 @@ func (l *Leases) acquire(name, session string, queue bool) (grant, error) {
 }
 
 // attend asks again at each ask, until the scope has ended. Once its work has, it releases the lease.
-func (d *Lead) attend(asked <-chan struct{}) {
+func (d *Lead) attend(asked <-chan struct{}) error {
 	l := d.leases
 	for d.Trusted() {
 		select {
@@ -150,14 +162,16 @@ func (d *Lead) attend(asked <-chan struct{}) {
 			d.end(err)
 		}
 		if got.Granted && got.Fence != d.fence {
-			d.release(got.Fence)
+			l.warn("a lease was not released", d.release(got.Fence))
 		}
 	}
 	<-d.worked.Done()
-	d.release(d.fence)
+	return d.release(d.fence)
 }
 
-func (d *Lead) release(fence int64) {
-	d.leases.tell("a lease was not released", d.session,
-		`SELECT eskit_lease.lease_release($1::text, $2::bigint)`, d.resource, fence)
+// release releases the lease. If that is not held under the fence, the session may hold it under another.
+func (d *Lead) release(fence int64) error {
+	return d.leases.exec(d.session, `SELECT CASE WHEN NOT eskit_lease.lease_release($1::text, $2::bigint)
+		THEN (SELECT released FROM eskit_lease.lease_release_many(ARRAY[$1::text], $3::uuid)) END`,
+		d.resource, fence, d.session)
 }

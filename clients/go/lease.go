@@ -98,7 +98,7 @@ type Leases struct {
 	later    chan func()
 	asked    atomic.Value // a channel that is closed at the next ask, and replaced
 	told     atomic.Value // the problem that was logged last
-	ran      sync.Map     // the fences of run-once keys whose function began, and whose end is not stored, by key
+	used     sync.Map     // the fences that were handed out, and are not known to be given back, by verb and name
 	line     sync.Mutex   // held while there is a connection of the keeper
 
 	mu      sync.Mutex

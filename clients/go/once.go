@@ -106,7 +106,7 @@ func (r *run) begin(session string, _ <-chan struct{}) (bool, error) {
 
 // execute calls the function, and has its end stored, also if it panics: but no fence serves twice.
 func (r *run) execute(work func(context.Context, int64) (any, error)) (first bool, err error) {
-	if ran, _ := r.ran.Swap(r.key, r.attempt.Fence); ran == r.attempt.Fence {
+	if ran, _ := r.used.Swap("once "+r.key, r.attempt.Fence); ran == r.attempt.Fence {
 		r.ended <- ending{err: errHasRun}
 		return false, errHasRun
 	}
@@ -139,6 +139,6 @@ func (r *run) store(ended ending) {
 		r.attempt.State = "in_doubt"
 	}
 	if failed == nil || errors.Is(failed, ErrLost) {
-		r.ran.Delete(r.key)
+		r.used.Delete("once " + r.key)
 	}
 }
