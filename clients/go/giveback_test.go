@@ -526,3 +526,25 @@ func TestErrorInAnEncodingThatLacksALetter(t *testing.T) {
 		t.Error(outcome, err, text)
 	}
 }
+
+// broken is a result that panics when it is encoded.
+type broken struct{}
+
+func (broken) MarshalJSON() ([]byte, error) { panic("broken") }
+
+// A result that panics does so where its caller may recover, and its function does not run again.
+func TestOnceWithAResultThatPanics(t *testing.T) {
+	l := open(t)
+	runs := 0
+	once := func() (outcome lease.Outcome, err error) {
+		defer func() { _ = recover() }()
+		return l.Once(t.Context(), unique+t.Name(), func(context.Context, int64) (any, error) {
+			runs++
+			return broken{}, nil
+		})
+	}
+	_, _ = once()
+	if outcome, err := once(); outcome.State != "failed" || err != nil || runs != 1 {
+		t.Error(outcome, err, runs)
+	}
+}

@@ -75,9 +75,9 @@ type attempt struct {
 
 // ending is how a function ended.
 type ending struct {
-	value any
-	err   error
-	retry bool
+	result json.RawMessage
+	err    error
+	retry  bool
 }
 
 // run is a call of Once.
@@ -114,22 +114,22 @@ func (r *run) execute(work func(context.Context, int64) (any, error)) (first boo
 	defer func() { r.ended <- ended }()
 	value, err := work(r.scope.ctx, r.attempt.Fence)
 	err = r.scope.judge(err)
-	ended = ending{value, err, err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrUnsure)}
+	ended.retry = err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrUnsure)
+	if err == nil {
+		ended.result, err = json.Marshal(value)
+	}
+	ended.err = err
 	return true, err
 }
 
 // store tells the server the result of a function, or its error.
 func (r *run) store(ended ending) {
-	var result json.RawMessage
 	if r.err = ended.err; r.err == nil {
-		result, r.err = json.Marshal(ended.value)
-	}
-	if r.err == nil {
 		r.err = r.scope.judge(r.exec(r.session, `SELECT eskit_lease.execution_finish($1::text, $2::bigint, $3::jsonb)`,
-			r.key, r.attempt.Fence, string(result)))
+			r.key, r.attempt.Fence, string(ended.result)))
 	}
 	var failed error
-	if r.attempt.State, r.attempt.Result = "done", result; r.err != nil {
+	if r.attempt.State, r.attempt.Result = "done", ended.result; r.err != nil {
 		r.attempt.State, r.attempt.Result = "failed", nil
 		failed = r.fail(r.session, `SELECT eskit_lease.execution_fail($1::text, $2::bigint, $4::text, $3::boolean)`,
 			r.err, r.key, r.attempt.Fence, ended.retry)
