@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
 	"os"
 	"strings"
@@ -546,5 +547,85 @@ func TestOnceWithAResultThatPanics(t *testing.T) {
 	_, _ = once()
 	if outcome, err := once(); outcome.State != "failed" || err != nil || runs != 1 {
 		t.Error(outcome, err, runs)
+	}
+}
+
+// listened is a connection that tells what is sent before it sends it.
+type listened struct {
+	net.Conn
+	hear func(sent []byte)
+}
+
+func (c listened) Write(sent []byte) (int, error) {
+	c.hear(sent)
+	return c.Conn.Write(sent)
+}
+
+// openListened opens a keeper whose connections tell what they send.
+func openListened(t *testing.T, hear func(sent []byte)) *lease.Leases {
+	config, err := pgx.ParseConfig(dsn(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dial := config.DialFunc
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		return listened{conn, hear}, err
+	}
+	return open(t, lease.WithConnect(func(ctx context.Context) (*pgx.Conn, error) {
+		return pgx.ConnectConfig(ctx, config)
+	}))
+}
+
+// What is granted after a drain began is given back, and nothing begins.
+func TestGrantAfterADrainBegan(t *testing.T) {
+	db := pool(t, dsn(t))
+	for _, verb := range []string{"lease_acquire", "execution_begin", "group_assignment", "item_claim"} {
+		t.Run(verb, func(t *testing.T) {
+			name := unique + t.Name()
+			do(t, db, `SELECT eskit_lease.group_create($1, 1)`, name)
+			do(t, db, `SELECT eskit_lease.queue_create($1), eskit_lease.item_add($1, '1')`, name)
+			var l *lease.Leases
+			var drains sync.Once
+			drained := make(chan bool)
+			l = openListened(t, func(sent []byte) {
+				if bytes.Contains(sent, []byte(verb)) {
+					drains.Do(func() {
+						go func() {
+							l.Drain(context.Background())
+							close(drained)
+						}()
+						<-l.Draining()
+					})
+				}
+			})
+			switch verb {
+			case "lease_acquire":
+				if _, lead, err := l.Lead(t.Context(), name+"lead"); !errors.Is(err, lease.ErrClosed) {
+					t.Error("leads", err)
+					lead.Release()
+				}
+			case "execution_begin":
+				_, err := l.Once(t.Context(), name, func(context.Context, int64) (any, error) {
+					t.Error("runs")
+					return nil, nil
+				})
+				if !errors.Is(err, lease.ErrLost) {
+					t.Error(err)
+				}
+			case "group_assignment":
+				_ = l.Join(t.Context(), name, func(context.Context, *lease.Partition) error {
+					t.Error("works")
+					return nil
+				})
+			case "item_claim":
+				_ = l.Work(t.Context(), name, 1, db, func(context.Context, pgx.Tx, lease.Item) error {
+					t.Error("handles")
+					return nil
+				})
+			}
+			<-drained
+			do(t, db, `SELECT eskit_lease.group_drop($1), eskit_lease.queue_drop($1, items => true)`, name)
+		})
 	}
 }

@@ -25,15 +25,13 @@ type Scope struct {
 	news     atomic.Value // the channel of the ask that News waits for
 }
 
-// newScope begins a scope. It has ended, with an error, if ctx is done or the session is not trusted any more.
+// newScope begins a scope. It has ended, with an error, if ctx is done, the session is not trusted any more, or drains.
 func (l *Leases) newScope(ctx context.Context, resource string, fence int64, session string) (*Scope, error) {
 	s := &Scope{leases: l, resource: resource, fence: fence, session: session}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	state := l.core.State(l.now())
-	mayBegin := l.core.Session == session && (state == Trusted || state == Draining) && l.patient.Err() == nil
-	if !mayBegin || ctx.Err() != nil {
+	if l.core.Session != session || l.core.State(l.now()) != Trusted || ctx.Err() != nil {
 		s.end(nil)
 		return s, s.lost()
 	}
