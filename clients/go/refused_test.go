@@ -225,3 +225,20 @@ func TestJoinWhileNoConnectionIsLetIn(t *testing.T) {
 		t.Error(<-ended)
 	}
 }
+
+// An item whose failure the server does not take is given back: else it would stay claimed for as long as the session.
+func TestFailureThatIsRefused(t *testing.T) {
+	db, queue := pool(t, dsn(t)), unique+t.Name()
+	do(t, db, `SELECT eskit_lease.queue_create($1), eskit_lease.item_add($1, '1')`, queue)
+	t.Cleanup(func() { do(t, db, `SELECT eskit_lease.queue_drop($1, items => true)`, queue) })
+	l, _, revoke := openAs(t)
+	revoke(`EXECUTE ON FUNCTION eskit_lease.item_fail(bigint, bigint, text, interval)`)
+	ctx, cancel := context.WithCancel(t.Context())
+	_ = l.Work(ctx, queue, 1, db, func(context.Context, pgx.Tx, lease.Item) error {
+		cancel()
+		return errors.New("broken")
+	})
+	if state := one[string](t, db, `SELECT state FROM eskit_lease.items WHERE queue = $1`, queue); state != "ready" {
+		t.Error(state)
+	}
+}

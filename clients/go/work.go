@@ -125,18 +125,15 @@ func (w *worker) run(session string, item Item) {
 		})
 		w.working.Done()
 	}
-	switch {
-	case begun && err != nil: // after an unknown commit, too: then LF001 says that the item was done
+	if begun && err != nil { // after an unknown commit, too: then LF001 says that the item was done
 		err = w.fail(session, `SELECT eskit_lease.item_fail($1::bigint, $2::bigint, $3::text)`, err, item.ID, item.Fence)
-	case err != nil:
+	}
+	if err != nil && sqlstate(err) != "LF001" { // it had no transaction, or its failure was refused
 		if w.ctx.Err() == nil {
-			w.warn("no transaction for an item", err)
+			w.warn("an item is given back", err)
 			s.pause(time.Second) // not at all if the scope has ended
 		}
-		err = w.unclaim(session, claimed)
-	}
-	if sqlstate(err) != "LF001" {
-		w.warn("an item was not given back", err)
+		w.warn("an item was not given back", w.unclaim(session, claimed))
 	}
 	w.ended <- func() { delete(w.busy, claimed) }
 }
