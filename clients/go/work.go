@@ -133,7 +133,10 @@ func (w *worker) run(session string, item Item) {
 			w.warn("an item is given back", err)
 			s.pause(time.Second) // not at all if the scope has ended
 		}
-		w.warn("an item was not given back", w.unclaim(session, claimed))
+		err = w.unclaim(session, claimed)
+	}
+	if sqlstate(err) != "LF001" { // which it raises if it is repeated
+		w.warn("an item was not given back", err)
 	}
 	w.ended <- func() { delete(w.busy, claimed) }
 }
