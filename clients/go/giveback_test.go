@@ -37,6 +37,15 @@ func keepAlive(t *testing.T, db *pgxpool.Pool, session string) (stop func()) {
 	}
 }
 
+// kept returns how much a session has or waits for.
+func kept(t *testing.T, db *pgxpool.Pool, session string) int {
+	return one[int](t, db, `SELECT (SELECT count(*) FROM eskit_lease.leases WHERE session = $1 AND state = 'held')
+		+ (SELECT count(*) FROM eskit_lease.waiters WHERE session = $1)
+		+ (SELECT count(*) FROM eskit_lease.group_members WHERE session = $1)
+		+ (SELECT count(*) FROM eskit_lease.items WHERE session = $1)
+		+ (SELECT count(*) FROM eskit_lease.executions WHERE session = $1 AND state = 'running')`, session)
+}
+
 // A session may outlive any silence, as it does a restart of its server: all that ended meanwhile is given back.
 func TestAllIsGivenBackAfterASilence(t *testing.T) {
 	p, by := through(t)
@@ -103,12 +112,7 @@ func TestAllIsGivenBackAfterASilence(t *testing.T) {
 	}
 	time.Sleep(ttl)
 	p.forget(false)
-	eventually(t, "all is given back", func() bool {
-		return one[int](t, db, `SELECT (SELECT count(*) FROM eskit_lease.leases WHERE session = $1 AND state = 'held')
-			+ (SELECT count(*) FROM eskit_lease.group_members WHERE session = $1)
-			+ (SELECT count(*) FROM eskit_lease.items WHERE session = $1)
-			+ (SELECT count(*) FROM eskit_lease.executions WHERE session = $1 AND state = 'running')`, session) == 0
-	})
+	eventually(t, "all is given back", func() bool { return kept(t, db, session) == 0 })
 	if l.Session() != session {
 		t.Error("another session")
 	}
@@ -553,16 +557,16 @@ func TestOnceWithAResultThatPanics(t *testing.T) {
 // listened is a connection that tells what is sent before it sends it.
 type listened struct {
 	net.Conn
-	hear func(sent []byte)
+	hear func(conn net.Conn, sent []byte)
 }
 
 func (c listened) Write(sent []byte) (int, error) {
-	c.hear(sent)
+	c.hear(c.Conn, sent)
 	return c.Conn.Write(sent)
 }
 
 // openListened opens a keeper whose connections tell what they send.
-func openListened(t *testing.T, hear func(sent []byte)) *lease.Leases {
+func openListened(t *testing.T, hear func(conn net.Conn, sent []byte)) *lease.Leases {
 	config, err := pgx.ParseConfig(dsn(t))
 	if err != nil {
 		t.Fatal(err)
@@ -588,7 +592,7 @@ func TestGrantAfterADrainBegan(t *testing.T) {
 			var l *lease.Leases
 			var drains sync.Once
 			drained := make(chan bool)
-			l = openListened(t, func(sent []byte) {
+			l = openListened(t, func(_ net.Conn, sent []byte) {
 				if bytes.Contains(sent, []byte(verb)) {
 					drains.Do(func() {
 						go func() {
@@ -627,5 +631,88 @@ func TestGrantAfterADrainBegan(t *testing.T) {
 			<-drained
 			do(t, db, `SELECT eskit_lease.group_drop($1), eskit_lease.queue_drop($1, items => true)`, name)
 		})
+	}
+}
+
+// fault befalls one call of the second connection: its caller goes, its answer is lost, or both.
+type fault struct {
+	mu       sync.Mutex
+	after    int // so many calls
+	cancel   func()
+	cancels  bool
+	cuts     bool
+	happened bool
+}
+
+func (f *fault) hear(conn net.Conn, sent []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.happened || f.cancel == nil || !bytes.Contains(sent, []byte("eskit_lease.")) || bytes.Contains(sent, []byte(".session_")) {
+		return
+	}
+	if f.after--; f.after >= 0 {
+		return
+	}
+	f.happened = true
+	if f.cuts {
+		_, _ = conn.Write(sent)
+		time.Sleep(20 * time.Millisecond) // for the server, which may answer
+		conn.Close()
+	}
+	if f.cancels {
+		f.cancel()
+	}
+}
+
+// Whichever call a caller goes at, or loses the answer of: nothing stays behind in the session.
+func TestFaultAtEachCall(t *testing.T) {
+	db, f := pool(t, dsn(t)), &fault{}
+	l := openListened(t, f.hear)
+	verbs := map[string]func(ctx context.Context, end func(), name string){
+		"lead": func(ctx context.Context, _ func(), name string) {
+			_, lead, _ := l.Lead(ctx, name)
+			lead.Release()
+		},
+		"join": func(ctx context.Context, end func(), name string) {
+			do(t, db, `SELECT eskit_lease.group_create($1, 1)`, name)
+			begun := 0
+			_ = l.Join(ctx, name, func(context.Context, *lease.Partition) error {
+				if begun++; begun == 2 {
+					end()
+				}
+				return lease.ErrRefused
+			})
+		},
+		"work": func(ctx context.Context, end func(), name string) {
+			do(t, db, `SELECT eskit_lease.queue_create($1, retry_backoff => '1 ms'), eskit_lease.item_add($1, '1')`, name)
+			_ = l.Work(ctx, name, 2, db, func(_ context.Context, _ pgx.Tx, item lease.Item) error {
+				if item.Attempt == 2 {
+					end()
+				}
+				return errors.New("again")
+			})
+		},
+		"once": func(ctx context.Context, _ func(), name string) {
+			_, _ = l.Once(ctx, name, func(context.Context, int64) (any, error) { return nil, nil })
+		},
+	}
+	for verb, run := range verbs {
+		for _, how := range []string{"cancel", "cut", "cut and cancel"} {
+			for after, more := 0, true; more; after++ {
+				ctx, cancel := context.WithCancel(t.Context())
+				f.mu.Lock()
+				f.after, f.cancel, f.happened = after, cancel, false
+				f.cancels, f.cuts = strings.Contains(how, "cancel"), strings.Contains(how, "cut")
+				f.mu.Unlock()
+				run(ctx, cancel, fmt.Sprint(unique, t.Name(), verb, how, after))
+				cancel()
+				f.mu.Lock()
+				more, f.cancel = f.happened, nil
+				f.mu.Unlock()
+				eventually(t, fmt.Sprintf("%s, %s after %d calls: all is given back", verb, how, after), func() bool {
+					return kept(t, db, l.Session()) == 0
+				})
+			}
+		}
 	}
 }

@@ -115,7 +115,7 @@ func TestJoinUnderNoUsedFence(t *testing.T) {
 	l, grant, revoke := openAs(t)
 	var fences []int64
 	for range 2 {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*ttl)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*ttl)
 		defer cancel()
 		begun := 0
 		_ = l.Join(ctx, group, func(ctx context.Context, p *lease.Partition) error {
