@@ -46,3 +46,47 @@ def test_vectors(case: dict[str, Any]) -> None:
             assert core.trusted_until == step["trusted_until"], step
         if "deadline" in step:
             assert core.deadline() == (math.inf if step["deadline"] is None else step["deadline"]), step
+
+
+def finds(case: dict[str, Any]) -> bool:
+    """Whether a case fails on the core as it is."""
+    try:
+        test_vectors(case)
+    except AssertionError:
+        return True
+    return False
+
+
+def trust_counts_from_the_answer(core: Core, now: float, sent: float, *given: Any) -> None:
+    believe(core, now, now, *given)
+
+
+def an_end_cancels_nothing(core: Core, now: float) -> list[Action]:
+    return ended(core, now)[1:]
+
+
+def a_lost_connection_is_a_lost_session(core: Core, now: float) -> None:
+    lose_connection(core, now)
+    core.session = None
+
+
+def each_connection_takes_over(core: Core, now: float) -> list[Action]:
+    core.takeover, core._had_session = True, False
+    return connected(core, now)
+
+
+believe, ended, lose_connection, connected = Core._believe, Core._ended, Core._lose_connection, Core.connected
+BROKEN = {
+    "_believe": trust_counts_from_the_answer,
+    "_ended": an_end_cancels_nothing,
+    "_lose_connection": a_lost_connection_is_a_lost_session,
+    "connected": each_connection_takes_over,
+}
+
+
+@pytest.mark.skipif(not CASES, reason="an sdist has no vectors")
+@pytest.mark.parametrize(("rule", "broken"), BROKEN.items(), ids=BROKEN)
+def test_a_wrong_core_fails(monkeypatch: pytest.MonkeyPatch, rule: str, broken: Any) -> None:
+    """A rule of the core is broken, and the vectors find it."""
+    monkeypatch.setattr(Core, rule, broken)
+    assert any(finds(case) for case in CASES)
