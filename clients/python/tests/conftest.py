@@ -195,6 +195,22 @@ async def network(database: Database) -> AsyncIterator[tuple[Network, str]]:
         await link.stop()
 
 
+@contextlib.contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    """This process can open no file, and duplicate none."""
+    resource = pytest.importorskip("resource")
+    free = os.dup(0)
+    os.close(free)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.dup(0)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 async def until(condition: Callable[[], Any], timeout: float = 20) -> Any:
     deadline = time.monotonic() + timeout
     while not (result := condition()):

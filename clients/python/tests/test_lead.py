@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import TTL, Database, network, until
+from conftest import TTL, Database, network, no_free_descriptor, until
 
 from eskit_lease import Closed, Leases, Lost, Refused, Unsure
 
@@ -291,6 +291,24 @@ async def test_a_release_that_must_wait_keeps_one_connection(live: Database) -> 
         assert not leading.done()
         await db.rollback()
         await asyncio.wait_for(leading, 5)
+
+
+async def test_a_release_needs_no_free_descriptor(live: Database) -> None:
+    async with live.leases() as leases:
+        async with contextlib.AsyncExitStack() as leading:
+            await leading.enter_async_context(leases.lead(live.name))
+            with no_free_descriptor():
+                await asyncio.wait_for(leading.aclose(), 10)
+        held = "SELECT count(*) FROM eskit_lease.leases WHERE resource = %s AND state = 'held'"
+        assert live.value(held, live.name) == 0
+
+
+async def test_a_silent_call_is_given_up_without_a_free_descriptor(live: Database) -> None:
+    async with network(live) as (link, dsn), live.leases(dsn) as leases:
+        with no_free_descriptor():
+            link.forget()
+            await until(lambda: leases.state == "doubting")
+        await until(lambda: leases.state == "trusted")
 
 
 async def test_a_connection_that_is_made_too_late_is_closed(live: Database) -> None:
