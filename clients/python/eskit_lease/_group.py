@@ -60,7 +60,6 @@ class Member(Crew[Partition]):
         super().__init__(keeper, "group", group, work)
         self._asked: str | None = None  # the session that may have joined
         self._joined: str | None = None  # the session that has
-        self._used: dict[int, int] = {}  # the last fence of each partition
         self._pauses: dict[int, float] = {}  # before the next try of a partition whose work failed
 
     async def run(self) -> None:
@@ -87,14 +86,15 @@ class Member(Crew[Partition]):
             if owned.get(partition.partition) != partition.fence:
                 partition.cancel("the partition moves to another member")
         for row in rows:
-            number, fence, is_used = row["partition"], row["fence"], self._used.get(row["partition"]) == row["fence"]
+            number, fence = row["partition"], row["fence"]
+            is_used = self.keeper.used.get((self.turn, number)) == fence
             if number in self.at_work:
                 continue
             if row["state"] == "revoking" or is_used:  # used: its release was refused
                 if not await self.keeper.give_back(session, RELEASE, self.name, number, fence):
                     self.look_in(LONGEST_PAUSE)
             elif number in owned and self.keeper.may_begin(session):
-                self._used[number] = fence
+                self.keeper.used[self.turn, number] = fence
                 self.begin(number, Partition(self.keeper, self.name, number, fence, session))
         return False
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class Keeper(Waiting):
         super().__init__()
         self.in_loop: Callable[[Callable[[], None]], object] = lambda function: function()  # has it called there
         self.cancels: set[Callable[[str], None]] = set()  # of all scopes, for when the trust is over
-        self.used: dict[str, int] = {}  # the fences of run-once keys whose run has begun, until its end is stored
+        self.used: dict[Hashable, int] = {}  # the fences under which a scope has begun, until they are given back
         self._core = Core(round(self.ttl * 1000), self.takeover, self.watch is not None)
         self._errands = Errands(self.make)
         self._line = Line(self.make)
@@ -221,6 +221,7 @@ class Keeper(Waiting):
         if pause < math.inf:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, pause), self._tick)
         self._tell_state()
+        self.poke()
 
     def _tick(self) -> None:
         self._perform(self._core.tick(monotonic_ms()))
@@ -282,7 +283,6 @@ class Keeper(Waiting):
         self._told = state
         level = logging.WARNING if state in ("doubting", "lost") else logging.INFO
         log.log(level, "%s: is %s, was %s", self.name, state, former)
-        self.poke()
         if self.on_state is not None:
             asyncio.get_running_loop().call_soon(self.on_state, state)  # an error of which is not the keeper's
 

@@ -1,5 +1,6 @@
 """Leading: one process at a time holds a name."""
 
+from ._errors import SERVER_STATE
 from ._keeper import LONGEST_PAUSE, Keeper
 from ._line import Row
 from ._scope import Fenced
@@ -22,6 +23,8 @@ class Leading(Tenure["Lead | None"]):
     def __init__(self, keeper: Keeper, name: str, *, waits: bool = True) -> None:
         super().__init__(keeper, "lease", name)
         self._waits = waits
+        if waits:
+            self.PASSING = (SERVER_STATE,)
         self._lead: Lead | None = None
         self._stray: str | None = None  # the session that may have a place in line, or the lease without a scope
 
@@ -37,10 +40,14 @@ class Leading(Tenure["Lead | None"]):
             if lead is not None:
                 await self.follow(lambda _: self._mind(lead), to_the_end=True)
         finally:
-            keeper, stray = self.keeper, self._stray
+            keeper = self.keeper
             if self._lead is not None:
                 self._lead._end()
-                await keeper.give_back(self._lead.session, RELEASE, self.name, self._lead.fence)
+                if await keeper.give_back(self._lead.session, RELEASE, self.name, self._lead.fence):
+                    keeper.used.pop(self.turn, None)
+                else:
+                    self._stray = self._lead.session
+            stray = self._stray
             if stray is not None:
                 await keeper.give_back(stray, CANCEL, self.name, stray)
                 await keeper.give_back(stray, RELEASE_ANY, self.name, stray)  # also a grant that crossed the cancel
@@ -48,10 +55,16 @@ class Leading(Tenure["Lead | None"]):
     async def _look(self, session: str) -> bool:
         self._stray = session
         answer = await self._ask(session, queue=self._waits)
-        if answer["fence"] is None and not self._waits:
+        fence = answer["fence"]
+        if fence is None and not self._waits:
             self._stray = None
-        if answer["fence"] is not None and not self.is_left and self.keeper.may_begin(session):
-            self._lead, self._stray = Lead(self.keeper, self.name, answer["fence"], session), None
+        is_used = fence is not None and fence == self.keeper.used.get(self.turn)  # its release was refused
+        if is_used and await self.keeper.give_back(session, RELEASE_ANY, self.name, session):
+            self.look_in(0)
+            return False
+        if fence is not None and not is_used and not self.is_left and self.keeper.may_begin(session):
+            self.keeper.used[self.turn] = fence
+            self._lead, self._stray = Lead(self.keeper, self.name, fence, session), None
         elif self._waits:
             if answer["reason"] != "queued":  # without a place in line no news tells of the next chance
                 self.look_in(LONGEST_PAUSE)

@@ -64,14 +64,14 @@ class Run(Tenure["Execution | Outcome"]):
         if fence is None:
             result = None if answer["result"] is None else json.loads(answer["result"])
             self.give(Outcome(False, answer["state"], result))
-        elif keeper.used.get(key) == fence:  # a run whose end could not be stored
+        elif keeper.used.get(self.turn) == fence:  # a run whose end could not be stored
             if not await self._fail(session, fence, RuntimeError("the end of its run could not be stored"), False):
                 raise Refused(f"{key}: the end of its run cannot be stored", resource=key, fence=fence)
             self.look_in(0)
         elif self.is_left or not keeper.may_begin(session):
             await self._fail(session, fence, RuntimeError("it was not begun"), True)
         else:
-            keeper.used[key] = fence
+            keeper.used[self.turn] = fence
             self.give(Execution(keeper, key, fence, session))
         return self.is_served
 
@@ -90,12 +90,12 @@ class Run(Tenure["Execution | Outcome"]):
             await self._fail(session, fence, error, False)  # the function must not run again
             told = meaning(error, key, fence, ours=False)
             raise told  # noqa: B904 (it has its cause)
-        self.keeper.used.pop(key, None)
+        self.keeper.used.pop(self.turn, None)
         self.is_kept = True
 
     async def _fail(self, session: str, fence: int, error: BaseException, retry: bool) -> bool:
         """Returns whether the run is over. If the session ends meanwhile, the key is in doubt."""
         is_over = await self.keeper.fail(session, FAIL, self.name, fence, error, retry)
         if is_over:
-            self.keeper.used.pop(self.name, None)
+            self.keeper.used.pop(self.turn, None)
         return is_over

@@ -196,6 +196,16 @@ async def network(database: Database) -> AsyncIterator[tuple[Network, str]]:
 
 
 @contextlib.contextmanager
+def consumer(database: Database) -> Iterator[tuple[str, str]]:
+    """A role with the rights of a consumer, which a test may revoke, and the connection string to it."""
+    role = f"r{database.name}"
+    database.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    database.execute(f"SELECT eskit_lease.grant_consumer('{role}')")
+    yield role, conninfo.make_conninfo(database.dsn, user=role, password="x")
+    database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@contextlib.contextmanager
 def no_free_descriptor() -> Iterator[None]:
     """This process can open no file, and duplicate none."""
     resource = pytest.importorskip("resource")

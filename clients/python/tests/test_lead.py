@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import TTL, Database, network, no_free_descriptor, until
+from conftest import TTL, Database, consumer, network, no_free_descriptor, until
 
 from eskit_lease import Closed, Leases, Lost, Refused, Unsure
 
@@ -272,6 +272,42 @@ async def test_a_lease_that_came_back_under_another_fence_is_given_back(live: Da
                 await asyncio.sleep(10)
         held = "SELECT count(*) FROM eskit_lease.leases WHERE resource = %s AND state = 'held'"
         assert live.value(held, live.name) == 0
+
+
+@pytest.mark.parametrize("refused", [("lease_release",), ("lease_release", "lease_release_many")])
+async def test_a_lead_never_begins_under_the_fence_of_another(live: Database, refused: tuple[str, ...]) -> None:
+    """The release of the first one was refused."""
+    with consumer(live) as (role, dsn):
+        async with live.leases(dsn) as leases:
+            async with leases.lead(live.name) as lead:
+                for function in refused:
+                    live.execute(f"REVOKE EXECUTE ON FUNCTION eskit_lease.{function} FROM {role}")
+            async with leases.try_lead(live.name) as again:
+                assert again is None or again.fence > lead.fence
+            waiting = asyncio.ensure_future(lead_once(leases, live.name))
+            await asyncio.sleep(0.1)
+            live.execute(f"SELECT eskit_lease.grant_consumer('{role}')")
+            assert await asyncio.wait_for(waiting, 5) > lead.fence
+
+
+async def test_a_server_that_is_not_ready_is_asked_again(
+    live: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fail = f"fail_{live.name}"
+    live.execute(
+        f"""CREATE FUNCTION {fail}(text, uuid, boolean) RETURNS int LANGUAGE plpgsql
+            AS $$BEGIN RAISE 'told to fail' USING ERRCODE = '55000'; END$$"""
+    )
+    async with live.leases() as leases:
+        with monkeypatch.context() as patched:
+            patched.setattr("eskit_lease._lead.ACQUIRE", f"SELECT {fail}(%s, %s, %s)")
+            with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+                async with leases.try_lead(live.name):
+                    pass
+            waiting = asyncio.ensure_future(lead_once(leases, live.name))
+            await until(lambda: "told to fail" in caplog.text or waiting.done())
+        assert await asyncio.wait_for(waiting, 5)
+    live.execute(f"DROP FUNCTION {fail}")
 
 
 async def test_a_release_that_must_wait_keeps_one_connection(live: Database) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from conftest import TTL, Database, network, until
+from conftest import TTL, Database, consumer, network, until
 from psycopg import conninfo
 
 from eskit_lease import Closed, Execution, Item, Leases, Lost, Partition, Refused, Unsure
@@ -163,6 +163,31 @@ async def test_a_member_leaves_after_an_error_of_the_assignment(live: Database) 
         assert live.value("SELECT count(*) FROM eskit_lease.group_members WHERE group_name = %s", live.name) == 1
         also.cancel()
     live.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_a_partition_never_begins_under_a_fence_of_a_former_join(live: Database) -> None:
+    """The release of the first one was refused, and so was its leave."""
+    live.execute("SELECT eskit_lease.group_create(%s, 1)", live.name)
+    fences: list[int] = []
+
+    async def work(partition: Partition) -> None:
+        fences.append(partition.fence)
+        begun.set()
+        await partition.cancelled.wait()
+
+    begun = asyncio.Event()
+    with consumer(live) as (role, dsn):
+        async with live.leases(dsn) as leases:
+            for function in ("group_release", "group_leave"):
+                live.execute(f"REVOKE EXECUTE ON FUNCTION eskit_lease.{function} FROM {role}")
+            for _ in range(2):
+                begun.clear()
+                joining = asyncio.ensure_future(leases.join(live.name, work))
+                await begun.wait()
+                joining.cancel()
+                await asyncio.wait({joining})
+                live.execute(f"SELECT eskit_lease.grant_consumer('{role}')")
+    assert fences[0] < fences[1]
 
 
 async def test_an_assignment_that_fails_is_asked_for_again(
