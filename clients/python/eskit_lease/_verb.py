@@ -69,12 +69,13 @@ class Verb(abc.ABC):
 
         while True:
             await keeper.until(lambda: is_over() or is_due(), self._look_at - time.monotonic())
+            # An answer that comes just after the trust has run out brings it back without an ask.
+            await keeper.until(lambda: is_over() or keeper.is_trusted())
             if is_over():
                 return False
             self._seen, self._look_at = keeper.asks, math.inf
-            session = keeper.session
             try:
-                if session is not None and keeper.is_trusted(session) and await look(session):
+                if await look(str(keeper.session)):
                     return True
                 pause = FIRST_PAUSE
             except (Lost, Closed):

@@ -12,6 +12,7 @@ import pytest
 from conftest import TTL, Database, consumer, network, no_free_descriptor, until
 
 from eskit_lease import Closed, Leases, Lost, Refused, Unsure
+from eskit_lease._core import Answer
 
 INSERT = "INSERT INTO kit_test (test, note) VALUES (%s, %s)"
 
@@ -308,6 +309,21 @@ async def test_a_server_that_is_not_ready_is_asked_again(
             await until(lambda: "told to fail" in caplog.text or waiting.done())
         assert await asyncio.wait_for(waiting, 5)
     live.execute(f"DROP FUNCTION {fail}")
+
+
+async def test_trust_that_is_back_before_anything_is_cancelled(live: Database) -> None:
+    """A verb that looked meanwhile looks again, although no ask follows."""
+    async with live.leases() as leases:
+        keeper = leases._keeper
+        keeper._core.trusted_until, trusted_until = 0, keeper._core.trusted_until
+        waiting = asyncio.ensure_future(lead_once(leases, live.name))
+        for _ in range(5):
+            await asyncio.sleep(0)  # it begins, and looks
+        asks, sent = keeper.asks, trusted_until - 1000 * TTL
+        keeper._core.trusted_until = trusted_until
+        keeper._hear(str(leases.session), sent + 1, Answer(trust_ms=round(1000 * TTL)))
+        assert keeper.asks == asks
+        assert await asyncio.wait_for(waiting, 5)
 
 
 async def test_a_release_that_must_wait_keeps_one_connection(live: Database) -> None:
