@@ -41,14 +41,9 @@ class Action:
 
 
 @dataclass
-class _Call:
-    kind: str
-    sent: float
-    session: str | None
-
-
-@dataclass
 class Core:
+    """Decides what a keeper does. It is told events, and after each of them `tick` returns what to do."""
+
     ttl_ms: int
     takeover: bool = False
     watches: bool = False  # a heartbeat names the table to watch, and the first one begins it
@@ -58,10 +53,12 @@ class Core:
     trusted_until: float = NEVER
     is_draining: bool = False
     is_closed: bool = False
-    _actions: list[Action] = field(default_factory=list)  # of the event at hand
+    _actions: list[Action] = field(default_factory=list)  # that `tick` is to return
     _revision: int = 0
     _connected: bool = False
-    _call: _Call | None = None  # under way
+    _call: str | None = None  # the kind of the call that is under way
+    _sent: float = NEVER  # when it was made
+    _called_for: str | None = None  # its session
     _heard: float = NEVER  # when the newest call that was answered was made
     _handed_out: bool = False  # scopes may be trusting
     _had_session: bool = False
@@ -90,101 +87,99 @@ class Core:
         if self.is_closed:
             return ALWAYS
         if self._call is not None:
-            next_step = self._call.sent + self.ttl_ms / 2
+            next_step = self._sent + self.ttl_ms / 2
         else:
             next_step = self._next_call if self._connected else self._next_connect
         return min(next_step, self.trusted_until) if self._handed_out else next_step
 
     # ---- events ----
 
-    def connected(self, now: float) -> list[Action]:
-        self._connected = True
-        self._next_connect = self._longest_wait = ALWAYS
-        self._no_wait_before, self._asks = 0, self.session is not None
-        return self.tick(now)
+    def connected(self) -> None:
+        self._connected, self._longest_wait, self._no_wait_before = True, ALWAYS, 0
+        self._asks = self.session is not None
 
-    def disconnected(self, now: float) -> list[Action]:
-        """The connection is lost, or could not be made."""
-        self._lose_connection(now)
-        return self.tick(now)
+    def disconnected(self, now: float) -> None:
+        """The connection is lost, or could not be made. The first new try is at once. Later ones come after a pause
+        that doubles."""
+        pause = 0.0
+        if self._attempts > 0:
+            doubled = MIN_CONNECT_PAUSE * 2 ** (self._attempts - 1)
+            pause = min(doubled, MAX_CONNECT_PAUSE, self.ttl_ms / 6) * (0.5 + 0.5 * self.chance())
+        self._connected, self._call, self._next_connect = False, None, now + pause
+        self._attempts = min(self._attempts + 1, 16)
 
-    def answered(self, now: float, answer: Answer) -> list[Action]:
+    def answered(self, now: float, answer: Answer) -> None:
         """The answer of the call that is under way."""
-        call, self._call = self._call, None
-        assert call is not None
-        self._attempts, self._asks = 0, False
-        if call.session != self.session:
-            return self.tick(now)  # of a session that is known to have ended meanwhile
+        kind, self._call, self._attempts, self._asks = self._call, None, 0, False
+        if self._called_for != self.session:  # of a session that is known to have ended meanwhile
+            return
         if not answer.alive:
-            return self._ended(now)
-        if call.kind == "open":
+            self._end(now)
+            return
+        if kind == "open":
             self.session, self._revision = answer.session, answer.revision
             self._had_session, self._opened_at, self._asks = True, now, self.watches
         if answer.reason == "wait_limit":
             self._no_wait_before = now + self.ttl_ms / 3
         is_news = answer.revision > self._revision
-        self._believe(now, call.sent, answer.trust_ms, is_news)
-        if is_news:
-            self._revision = answer.revision
-        elif call.kind != "open" and now < self._no_wait_before:
-            self._next_call = call.sent + min(BEAT, self.ttl_ms / 3) * (0.75 + 0.25 * self.chance())
-        elif call.kind == "wait" and now < call.sent + SHORTEST_WAIT:
-            self._next_call = call.sent + SHORTEST_WAIT
-        return self.tick(now)
+        self._revision = max(self._revision, answer.revision)
+        self._believe(now, self._sent, answer.trust_ms, is_news)
+        if is_news or kind == "open":
+            return
+        if now < self._no_wait_before:
+            self._next_call = self._sent + min(BEAT, self.ttl_ms / 3) * (0.75 + 0.25 * self.chance())
+        elif kind == "wait" and now < self._sent + SHORTEST_WAIT:
+            self._next_call = self._sent + SHORTEST_WAIT
 
-    def failed(self, now: float, sqlstate: str) -> list[Action]:
+    def failed(self, now: float, sqlstate: str) -> None:
         """The call that is under way raised an error of the server, on a connection that is still good."""
-        call, self._call = self._call, None
-        assert call is not None
-        if call.session != self.session:
-            return self.tick(now)
-        if sqlstate in ENDED and call.kind != "open":
-            return self._ended(now)
-        if sqlstate == CUT_SHORT and call.kind == "wait":
-            self._attempts, self._longest_wait = 0, (now - call.sent) / 2
-            return self.tick(now)
-        self._next_call = now + min(ERROR_PAUSE, self.ttl_ms / 6)
-        self._actions.append(Action("warn", why=sqlstate))
-        return self.tick(now)
+        kind, self._call = self._call, None
+        if self._called_for != self.session:
+            return
+        if sqlstate in ENDED and kind != "open":
+            self._end(now)
+        elif sqlstate == CUT_SHORT and kind == "wait":
+            self._attempts, self._longest_wait = 0, (now - self._sent) / 2
+        else:
+            self._next_call = now + min(ERROR_PAUSE, self.ttl_ms / 6)
+            self._actions.append(Action("warn", why=sqlstate))
 
-    def heard(self, now: float, sent: float, answer: Answer) -> list[Action]:
+    def heard(self, now: float, sent: float, answer: Answer) -> None:
         """An answer of another connection, to a call of the present session that was made at `sent`."""
-        if self.session is None:
-            return []
-        if not answer.alive:
-            return self._ended(now)
-        self._believe(now, sent, answer.trust_ms)
-        return self.tick(now)
+        if answer.alive:
+            self._believe(now, sent, answer.trust_ms)
+        else:
+            self._end(now)
 
-    def tick(self, now: float) -> list[Action]:
-        """Time has passed."""
-        if now >= self.trusted_until:
-            self._cancel()
-        if self._call is not None and now >= self._call.sent + self.ttl_ms / 2:
-            self._lose_connection(now)
-            self._actions.append(Action("disconnect"))
-        if not self.is_closed and self._call is None:
-            self._go_on(now)
-        actions, self._actions = self._actions, []
-        return actions
-
-    def drain(self, now: float) -> list[Action]:
-        self.is_draining = True
-        return self.tick(now) if self.session else self.close(now)
-
-    def replaced(self, now: float) -> list[Action]:
+    def replaced(self, now: float) -> None:
         """The keeper closes the session itself, and opens another at once: no other process has ended it."""
         self.trusted_until = NEVER
-        return self._ended(now)
+        self._end(now)
 
-    def close(self, now: float) -> list[Action]:
+    def drain(self) -> None:
+        self.is_draining = True
+        if self.session is None:
+            self.close()
+
+    def close(self) -> None:
         """The session was closed, or shall end by itself."""
         self._cancel()
         if self._connected:
             self._actions.append(Action("disconnect"))
         self.is_closed, self._connected, self._call, self.session = True, False, None, None
         self.trusted_until = NEVER
-        return self.tick(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed. Returns all that must be done since the last tick, in this order."""
+        if now >= self.trusted_until:
+            self._cancel()
+        if self._call is not None and now >= self._sent + self.ttl_ms / 2:
+            self.disconnected(now)
+            self._actions.append(Action("disconnect"))
+        if not self.is_closed and self._call is None:
+            self._go_on(now)
+        actions, self._actions = self._actions, []
+        return actions
 
     # ---- steps ----
 
@@ -205,7 +200,7 @@ class Core:
         else:
             timeout = min(self.ttl_ms / (3 if now < self.trusted_until else 10), self._longest_wait)
             action = Action("wait", timeout_ms=int(timeout), revision=self._revision)
-        self._call = _Call(action.kind, now, self.session)
+        self._call, self._sent, self._called_for = action.kind, now, self.session
         self._actions.append(action)
 
     def _believe(self, now: float, sent: float, trust_ms: float, is_news: bool = False) -> None:
@@ -217,32 +212,22 @@ class Core:
         if is_back or is_news:
             self._actions.append(Action("ask"))
 
-    def _ended(self, now: float) -> list[Action]:
+    def _end(self, now: float) -> None:
         """The session has ended. While it was trusted, only another process can have ended it, which may have the same
         name: two such processes must not end each other for ever."""
-        self._cancel()
         was_taken = now < self.trusted_until
+        self._cancel()
         self.session, self._asks, self.trusted_until, self._next_call = None, False, NEVER, now
         if self.is_draining:
-            return self.close(now)
-        if was_taken:
+            self.close()
+        elif was_taken:
             if now >= self._opened_at + LONGEST_REOPEN:
                 self._reopen_pause = FIRST_REOPEN
-            self._next_call = now + self._reopen_pause * (0.5 + 0.5 * self.chance())
+            self._next_call += self._reopen_pause * (0.5 + 0.5 * self.chance())
             self._reopen_pause = min(2 * self._reopen_pause, LONGEST_REOPEN)
             self._actions.append(Action("warn", why="taken"))
-        return self.tick(now)
 
     def _cancel(self) -> None:
         if self._handed_out:
+            self._handed_out = False
             self._actions.append(Action("cancel"))
-        self._handed_out = False
-
-    def _lose_connection(self, now: float) -> None:
-        """The first new try is at once. Later ones come after a pause that doubles."""
-        pause = 0.0
-        if self._attempts > 0:
-            doubled = MIN_CONNECT_PAUSE * 2 ** (self._attempts - 1)
-            pause = min(doubled, MAX_CONNECT_PAUSE, self.ttl_ms / 6) * (0.5 + 0.5 * self.chance())
-        self._connected, self._call, self._next_connect = False, None, now + pause
-        self._attempts = min(self._attempts + 1, 16)

@@ -62,24 +62,14 @@ class Member(Crew[Partition]):
         self._joined: str | None = None  # the session that has
         self._pauses: dict[int, float] = {}  # before the next try of a partition whose work failed
 
-    async def run(self) -> None:
-        try:
-            await self.follow(self._look)
-        finally:
-            if self.is_left or not self.keeper.draining:  # else its end cancels those that do not leave by themselves
-                for partition in self.at_work.values():
-                    partition.cancel("the process leaves the group")
-            await self.keeper.until(lambda: not self.at_work)
-            if self._asked is not None and not self.keeper.draining:
-                await self.keeper.give_back(self._asked, LEAVE, self.name, self._asked)
-
-    async def _look(self, session: str) -> bool:
+    async def look(self, session: str) -> bool:
+        keeper = self.keeper
         if self._joined != session:
             self._asked = session
-            await self.keeper.call(session, JOIN, self.name, session)
+            await keeper.call(session, JOIN, self.name, session)
             self.is_served = True
         self._joined = None  # unless the call says nothing else: to join twice does no harm
-        rows = await self.keeper.call(session, ASSIGNMENT, self.name, session, repeat=False)
+        rows = await keeper.call(session, ASSIGNMENT, self.name, session, repeat=False)
         self._joined = session
         owned = {row["partition"]: row["fence"] for row in rows if row["state"] == "owned"}
         for partition in tuple(self.at_work.values()):
@@ -87,16 +77,24 @@ class Member(Crew[Partition]):
                 partition.cancel("the partition moves to another member")
         for row in rows:
             number, fence = row["partition"], row["fence"]
-            is_used = self.keeper.used.get((self.turn, number)) == fence
+            is_used = keeper.used.get((self.turn, number)) == fence  # its release was refused
             if number in self.at_work:
                 continue
-            if row["state"] == "revoking" or is_used:  # used: its release was refused
-                if not await self.keeper.give_back(session, RELEASE, self.name, number, fence):
+            if row["state"] == "revoking" or is_used:
+                if not await keeper.give_back(session, RELEASE, self.name, number, fence):
                     self.look_in(LONGEST_PAUSE)
-            elif number in owned and self.keeper.may_begin(session):
-                self.keeper.used[self.turn, number] = fence
-                self.begin(number, Partition(self.keeper, self.name, number, fence, session))
+            elif keeper.may_begin(session):
+                keeper.used[self.turn, number] = fence
+                self.begin(number, Partition(keeper, self.name, number, fence, session))
         return False
+
+    async def end(self) -> None:
+        if self.is_left or not self.keeper.draining:  # else its end cancels those that do not leave by themselves
+            for partition in self.at_work.values():
+                partition.cancel("the process leaves the group")
+        await self.keeper.until(lambda: not self.at_work)
+        if self._asked is not None and not self.keeper.draining:
+            await self.keeper.give_back(self._asked, LEAVE, self.name, self._asked)
 
     async def give_back(self, partition: Partition, error: BaseException | None) -> None:
         keeper, number = self.keeper, partition.partition
@@ -106,5 +104,5 @@ class Member(Crew[Partition]):
             # The pause doubles with each time in short order.
             former = self._pauses.get(number, 0.0) if time.monotonic() < partition._began + LONGEST_PAUSE else 0.0
             self._pauses[number] = pause = min(max(2 * former, FIRST_PAUSE), LONGEST_PAUSE)
-            await keeper.until(lambda: partition.cancelled.is_set() or self.is_left or keeper.draining, pause)
+            await keeper.until(lambda: partition.cancelled.is_set() or self.is_over(), pause)
         await keeper.give_back(partition.session, RELEASE, self.name, number, partition.fence)

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,8 @@ class Keeper(Waiting):
         self.in_loop: Callable[[Callable[[], None]], object] = lambda function: function()  # has it called there
         self.cancels: set[Callable[[str], None]] = set()  # of all scopes, for when the trust is over
         self.used: dict[Hashable, int] = {}  # the fences under which a scope has begun, until they are given back
-        self._core = Core(round(self.ttl * 1000), self.takeover, self.watch is not None)
-        self._errands = Errands(self.make)
+        self.core = Core(round(self.ttl * 1000), self.takeover, self.watch is not None)
+        self._errands = Errands(self.make, self.ttl / 2)
         self._line = Line(self.make)
         self._doing: asyncio.Task[None] | None = None  # what the line does; None if that was given up
         self._timer: asyncio.TimerHandle | None = None
@@ -72,34 +72,22 @@ class Keeper(Waiting):
         self._is_opened = False
         self._is_hurried = False  # a drain waits no longer
         self._ending: asyncio.Task[None] | None = None
-        self._calls_until = math.inf  # when calls are given up, once the keeper closes
 
     # ---- what the verbs ask ----
 
     @property
-    def state(self) -> str:
-        """starting, trusted, doubting, lost, draining or closed."""
-        return self._core.state(monotonic_ms())
-
-    @property
-    def session(self) -> str | None:
-        """The uuid of the session; None if there is none."""
-        return self._core.session
-
-    @property
     def draining(self) -> bool:
         """Whether nothing new may begin: from the start of a drain or a close, for good."""
-        return self._core.is_draining or self._core.is_closed
+        return self.core.is_draining or self.core.is_closed
 
     @property
     def closing(self) -> bool:
         """Whether all is cancelled: the end of the session gives back what is left."""
-        return self._calls_until < math.inf
+        return self._errands.ends_at < math.inf
 
     def is_trusted(self, session: str | None = None) -> bool:
         """Whether the session may be believed to live; if given one, whether it is this one."""
-        own = self._core.session
-        return own is not None and session in (None, own) and monotonic_ms() < self._core.trusted_until
+        return session in (None, self.core.session) and monotonic_ms() < self.core.trusted_until
 
     def may_begin(self, session: str) -> bool:
         """Whether a scope may begin under this session."""
@@ -130,17 +118,10 @@ class Keeper(Waiting):
         error. Raises `Lost` once the session has ended, and `Closed` half of the TTL after a close began.
         """
         pause = FIRST_PAUSE
-        while True:
+        while session in (self.core.session, self._replaced):
             sent = monotonic_ms()
             try:
-                rows = await self._errands.call(sql, params, lambda: self._allow(session))
-                answer = rows[0] if rows else {}
-                if answer.get("trust_ms") is not None:
-                    self._hear(session, sent, Answer(trust_ms=answer["trust_ms"]))
-                if answer.get("reason") not in ("expired", "unknown_session"):
-                    return rows
-                self._hear(session, sent, Answer(alive=False))
-                raise Lost("the session has ended")
+                rows = await self._errands.call(sql, params)
             except (psycopg.Error, Broken) as error:
                 state = sqlstate_of(error)
                 if state == SESSION_ENDED:  # 55000 may mean other things here
@@ -148,8 +129,17 @@ class Keeper(Waiting):
                     raise Lost("the session has ended", sqlstate=state) from error
                 if not repeat or not (isinstance(error, Broken) or state in REPEATED):
                     raise
-            await self.until(lambda: session not in (self._core.session, self._replaced), pause)
+            else:
+                answer = rows[0] if rows else {}
+                has_ended = answer.get("reason") in ("expired", "unknown_session")
+                if has_ended or answer.get("trust_ms") is not None:
+                    self._hear(session, sent, Answer(not has_ended, answer["trust_ms"]))
+                if not has_ended:
+                    return rows
+                break
+            await self.until(lambda: session not in (self.core.session, self._replaced), pause)
             pause = min(2 * pause, LONGEST_PAUSE, self.ttl / 6)
+        raise Lost("the session has ended")
 
     async def give_back(self, session: str, sql: str, *params: Any) -> bool:
         """Runs a statement that gives something back, and says whether nothing is left: also if the session has ended,
@@ -158,7 +148,7 @@ class Keeper(Waiting):
         Its wait for transactions under a fence is limited. When a call is given up, the server does not notice, and
         would go on waiting.
         """
-        limited = f"{sql} FROM set_config('lock_timeout', '{self._core.ttl_ms // 4} ms', true)"
+        limited = f"{sql} FROM set_config('lock_timeout', '{self.core.ttl_ms // 4} ms', true)"
         try:
             await self.call(session, limited, *params)
         except (Lost, Closed):
@@ -177,107 +167,91 @@ class Keeper(Waiting):
 
     async def replace(self, session: str, why: str) -> None:
         """Closes a session where nothing else makes sure of what it holds, and opens another."""
-        if session == self._core.session:
+        if session == self.core.session:
             self.warn(why)
             self._replaced = session
-            self._perform(self._core.replaced(monotonic_ms()))
+            self.core.replaced(monotonic_ms())
+            self._tick()
             await self.give_back(session, CLOSE, session)
             self._replaced = None
 
-    def _allow(self, session: str) -> float:
-        """Returns for how many seconds a call for a session may last. Raises `Lost` or `Closed`."""
-        if session not in (self._core.session, self._replaced):
-            raise Lost("the session has ended")
-        left = min(self.ttl / 2, self._calls_until - time.monotonic())
-        if left <= 0:
-            raise Closed("the keeper is closed")
-        return left
-
     def _hear(self, session: str, sent: float, answer: Answer) -> None:
-        if self._core.session == session:
-            self._perform(self._core.heard(monotonic_ms(), sent, answer))
+        if self.core.session == session:
+            self.core.heard(monotonic_ms(), sent, answer)
+            self._tick()
 
     # ---- the keeper's own connection ----
 
-    def _perform(self, actions: list[Action]) -> None:
-        for action in actions:
+    def _tick(self) -> None:
+        """Does what the core says, after each event and when time has passed."""
+        for action in self.core.tick(monotonic_ms()):
             if action.kind == "connect":
-                self._doing = self.spawn(self._connect())
+                self._doing = self.spawn(self._do(self._line.connect(self.ttl / 2)))
             elif action.kind == "disconnect":
                 self._doing = None
                 self._line.drop()
             elif action.kind == "cancel":
-                self._cancel("the trust in the session is over" if self._core.session else "the session has ended")
+                self._cancel("the trust in the session is over" if self.core.session else "the session has ended")
             elif action.kind == "ask":
                 self.ask()
             elif action.kind == "warn":
                 taken = "another process has ended the session: is its name unique?"
                 self._warn_once(taken if action.why == "taken" else f"the server refuses: {self._trouble}")
             else:
-                self._doing = self.spawn(self._call(*self._statement(action)))
+                self._doing = self.spawn(self._do(self._call(action, self.core.session)))
         if self._timer is not None:
             self._timer.cancel()
-        pause = self._core.deadline() / 1000 - time.monotonic()
+        pause = self.core.deadline() / 1000 - time.monotonic()
         if pause < math.inf:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, pause), self._tick)
         self._tell_state()
         self.poke()
 
-    def _tick(self) -> None:
-        self._perform(self._core.tick(monotonic_ms()))
-
     def _cancel(self, why: str) -> None:
         for cancel in tuple(self.cancels):
             cancel(why)
 
-    def _statement(self, action: Action) -> tuple[str, tuple[Any, ...]]:
-        session = self._core.session
+    async def _call(self, action: Action, session: str | None) -> Row:
+        """Makes a call on the keeper's connection."""
         if action.kind == "open":
-            return OPEN, (self.name, f"{self._core.ttl_ms} ms", action.takeover)
+            return (await self._line.call(OPEN, (self.name, f"{self.core.ttl_ms} ms", action.takeover)))[0]
         if action.kind == "wait":
-            return WAIT, (session, action.revision, f"{action.timeout_ms} ms")
-        return (BEAT, (session,)) if self.watch is None else (WATCH, (session, self.watch))
-
-    async def _connect(self) -> None:
-        try:
-            await self._line.connect(self.ttl / 2)
-        except Broken as error:
-            self._lose(error)
-        else:
-            self._happen(self._core.connected)
-
-    async def _call(self, sql: str, params: tuple[Any, ...]) -> None:
-        try:
+            return (await self._line.call(WAIT, (session, action.revision, f"{action.timeout_ms} ms")))[0]
+        if self.watch is not None:
             try:
-                rows = await self._line.call(sql, params)
+                return (await self._line.call(WATCH, (session, self.watch)))[0]
             except psycopg.Error as error:
-                if sql != WATCH or error.sqlstate not in CANNOT_WATCH:
+                if error.sqlstate not in CANNOT_WATCH:
                     raise
                 # A table that was dropped must not end the session.
                 self._warn_once(f"cannot watch {self.watch}: {error}")
-                rows = await self._line.call(BEAT, params[:1])
-        except Broken as error:
-            self._lose(error)
-        except psycopg.Error as error:
-            self._trouble = error
-            self._happen(self._core.failed, error.sqlstate)
+        return (await self._line.call(BEAT, (session,)))[0]
+
+    async def _do(self, work: Awaitable[Row | None]) -> None:
+        """Waits for a connection, or the answer of a call, and tells the core, unless that was given up."""
+        answer, trouble = None, None
+        try:
+            answer = await work
+        except (Broken, psycopg.Error) as error:
+            trouble = error
+        if asyncio.current_task() is not self._doing or self.core.is_closed:
+            return
+        if isinstance(trouble, Broken):
+            self._trouble = trouble.__cause__
+            self._warn_once(f"there is no connection: {trouble}")
+            self.core.disconnected(monotonic_ms())
+        elif trouble is not None:
+            self._trouble = trouble
+            self.core.failed(monotonic_ms(), str(trouble.sqlstate))
+        elif answer is None:
+            self.core.connected()
         else:
             self._logged.clear()
-            self._happen(self._core.answered, Answer(**rows[0]))
-
-    def _lose(self, error: Broken) -> None:
-        if asyncio.current_task() is self._doing:
-            self._trouble = error.__cause__
-            self._warn_once(f"there is no connection: {error}")
-        self._happen(self._core.disconnected)
-
-    def _happen(self, event: Callable[..., list[Action]], *given: Any) -> None:
-        """Tells the core of an event, unless it is of what was given up."""
-        if asyncio.current_task() is self._doing and not self._core.is_closed:
-            self._perform(event(monotonic_ms(), *given))
+            self.core.answered(monotonic_ms(), Answer(**answer))
+        self._tick()
 
     def _tell_state(self) -> None:
-        state, former = self.state, self._told
+        state, former = self.core.state(monotonic_ms()), self._told
         if state == former:
             return
         self._told = state
@@ -299,7 +273,7 @@ class Keeper(Waiting):
                 raise self._trouble or TimeoutError(f"no session within {self.patience:g} s")
             self.require_open()
             if self.watch is not None:  # raises what the heartbeats only warn of
-                session = str(self._core.session)
+                session = str(self.core.session)
                 await asyncio.shield(self.spawn(self.call(session, WATCH, session, self.watch)))
         except BaseException:
             await self.drain(0)
@@ -318,21 +292,23 @@ class Keeper(Waiting):
         self.poke()
 
     async def _end(self) -> None:
-        session = self._core.session
-        self._perform(self._core.drain(monotonic_ms()))
+        session = self.core.session
+        self.core.drain()
+        self._tick()
         if session is not None:
             self.spawn(self.give_back(session, DRAIN, session))
         self.ask()
         await self.until(lambda: self._is_hurried or not self.turns)
-        self._calls_until = time.monotonic() + self.ttl / 2
+        self._errands.ends_at = time.monotonic() + self.ttl / 2
         self._cancel("the keeper is closed")
         await self.until(lambda: not self.turns, self.ttl / 2)
-        self._calls_until = time.monotonic() + 0.4 * self.ttl
-        if self._core.session is not None:
-            await self.give_back(self._core.session, CLOSE, self._core.session)
+        self._errands.ends_at = time.monotonic() + 0.4 * self.ttl
+        if self.core.session is not None:
+            await self.give_back(self.core.session, CLOSE, self.core.session)
             # The wait answers that the session has ended, and its connection can be closed with a farewell.
-            await self.until(lambda: self._core.is_closed, FAREWELL)
-        self._perform(self._core.close(monotonic_ms()))
+            await self.until(lambda: self.core.is_closed, FAREWELL)
+        self.core.close()
+        self._tick()
         await self._errands.close()
         if self._doing is not None:
             self._doing.cancel()  # it connects

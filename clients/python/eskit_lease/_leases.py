@@ -16,7 +16,7 @@ from psycopg import conninfo
 
 from ._drivers import AsyncDriver, Driver, connected
 from ._group import Member, Partition
-from ._keeper import Keeper
+from ._keeper import Keeper, monotonic_ms
 from ._lead import Lead, Leading
 from ._line import Connect
 from ._once import Execution, Outcome, Run
@@ -74,12 +74,12 @@ class Face:
     @property
     def state(self) -> str:
         """starting, trusted, doubting, lost, draining or closed."""
-        return self._keeper.state
+        return self._keeper.core.state(monotonic_ms())
 
     @property
     def session(self) -> str | None:
         """The uuid of the session, for SQL of your own; None if there is none. Keep it private."""
-        return self._keeper.session
+        return self._keeper.core.session
 
     def _drain_soon(self, seconds: float) -> None:
         self._draining = asyncio.ensure_future(self._keeper.drain(seconds))

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from ._errors import is_answer
+from ._errors import Closed, is_answer
 
 Connection = psycopg.AsyncConnection[Any]
 Connect = Callable[[], Awaitable[Connection]]
@@ -130,18 +130,22 @@ class Errands:
     """The keeper's second connection, for all calls but heartbeats and waits. It makes one call at a time, opens with
     the first, and closes when it is idle."""
 
-    def __init__(self, make: Connect) -> None:
+    def __init__(self, make: Connect, limit: float) -> None:
+        self.ends_at = math.inf  # no call goes on after this
+        self._limit = limit  # seconds of a call
         self._turn = asyncio.Lock()
         self._line = Line(make)
         self._idle: asyncio.TimerHandle | None = None
 
-    async def call(self, sql: str, params: tuple[Any, ...], allow: Callable[[], float]) -> list[Row]:
-        """Runs a statement, and returns its rows. `allow` tells how many seconds it has once it has its turn.
+    async def call(self, sql: str, params: tuple[Any, ...]) -> list[Row]:
+        """Runs a statement once it has its turn, and returns its rows.
 
-        Raises `Broken` or the driver's error, as `Line.call`; and what `allow` raises.
+        Raises `Broken` or the driver's error, as `Line.call`; and `Closed` once the calls have ended.
         """
         async with self._turn:
-            until = time.monotonic() + allow()
+            until = min(time.monotonic() + self._limit, self.ends_at)
+            if until <= time.monotonic():
+                raise Closed("the keeper is closed")
             if self._idle is not None:
                 self._idle.cancel()
             try:

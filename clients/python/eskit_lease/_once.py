@@ -48,16 +48,7 @@ class Run(Tenure["Execution | Outcome"]):
         self.is_kept = False  # the result is in the database
         self._retry_in_doubt = retry_in_doubt
 
-    async def run(self) -> None:
-        await self.follow(self._look)
-        if self.is_served and isinstance(self.given, Execution):
-            try:
-                await self.keeper.until(lambda: self.is_left)
-                await self._finish(self.given)
-            finally:
-                self.given._end()
-
-    async def _look(self, session: str) -> bool:
+    async def look(self, session: str) -> bool:
         keeper, key = self.keeper, self.name
         answer = (await keeper.call(session, BEGIN, key, session, self._retry_in_doubt))[0]
         fence = answer["fence"]
@@ -74,6 +65,14 @@ class Run(Tenure["Execution | Outcome"]):
             keeper.used[self.turn] = fence
             self.give(Execution(keeper, key, fence, session))
         return self.is_served
+
+    async def end(self) -> None:
+        if self.is_served and isinstance(self.given, Execution):
+            try:
+                await self.keeper.until(lambda: self.is_left)
+                await self._finish(self.given)
+            finally:
+                self.given._end()
 
     async def _finish(self, execution: Execution) -> None:
         session, key, fence = execution.session, execution.key, execution.fence

@@ -25,26 +25,27 @@ class Verb(abc.ABC):
     """A task of the keeper's, which goes on if its caller is cancelled, until what it has taken is given back. Verbs of
     one name follow one another."""
 
-    PASSING: tuple[str, ...] = ()  # errors after which it asks again, also before it was served
     FINAL: tuple[str, ...] = ()  # errors that end it at any time
 
-    def __init__(self, keeper: Keeper, kind: str, name: str) -> None:
+    def __init__(self, keeper: Keeper, kind: str, name: str, passing: tuple[str, ...] = ()) -> None:
         self.keeper, self.name, self.turn = keeper, name, (kind, name)
         self.is_left = False  # by its caller
         self.is_served = False  # it had what it wants once: the errors of later calls pass
+        self._passing = passing  # errors after which it asks again, also before it was served
         self._seen = -1  # the news for which it has asked
         self._look_at = math.inf  # when to look again at the latest
 
     @abc.abstractmethod
-    async def run(self) -> None:
-        """Does it, and gives back what it took."""
+    async def look(self, session: str) -> bool:
+        """Looks what there is for it. Returns whether that was all."""
 
-    async def start(self) -> asyncio.Task[None]:
-        """Begins it once no other verb is about its name. Raises `Closed`."""
-        self.keeper.require_open()
-        await self.keeper.until(lambda: self.keeper.draining or self.turn not in self.keeper.turns)
-        self.keeper.require_open()
-        return self.keeper.spawn(self.run(), self.turn)
+    @abc.abstractmethod
+    async def end(self) -> None:
+        """Gives back what it took."""
+
+    def is_over(self) -> bool:
+        """Whether it shall look no more."""
+        return self.is_left or self.keeper.draining
 
     def leave(self) -> None:
         """Called each time that the caller is cancelled, and when it has what it wants no more."""
@@ -56,39 +57,45 @@ class Verb(abc.ABC):
         self._look_at = min(self._look_at, time.monotonic() + seconds)
         self.keeper.poke()
 
-    async def follow(self, look: Callable[[str], Awaitable[bool]], *, to_the_end: bool = False) -> bool:
-        """Looks whenever there is news and the session is trusted, until that says that it is done. Returns False if
-        the caller leaves before, or the keeper drains, unless this goes on `to_the_end`. Raises the driver's error."""
+    async def start(self) -> asyncio.Task[None]:
+        """Begins it once no other verb is about its name. Raises `Closed`."""
+        self.keeper.require_open()
+        await self.keeper.until(lambda: self.keeper.draining or self.turn not in self.keeper.turns)
+        self.keeper.require_open()
+        return self.keeper.spawn(self._run(), self.turn)
+
+    async def _run(self) -> None:
+        """Looks whenever there is news and the session is trusted, until it is over. Raises the driver's error."""
         keeper, pause = self.keeper, FIRST_PAUSE
 
-        def is_over() -> bool:
-            return self.is_left or (keeper.draining and not to_the_end)
-
         def is_due() -> bool:
-            return keeper.asks > self._seen or time.monotonic() >= self._look_at
+            return self.is_over() or keeper.asks > self._seen or time.monotonic() >= self._look_at
 
-        while True:
-            await keeper.until(lambda: is_over() or is_due(), self._look_at - time.monotonic())
-            # An answer that comes just after the trust has run out brings it back without an ask.
-            await keeper.until(lambda: is_over() or keeper.is_trusted())
-            if is_over():
-                return False
-            self._seen, self._look_at = keeper.asks, math.inf
-            try:
-                if await look(str(keeper.session)):
-                    return True
-                pause = FIRST_PAUSE
-            except (Lost, Closed):
-                continue  # the next session is news
-            except (psycopg.Error, Broken) as error:
-                state = sqlstate_of(error)
-                passes = self.is_served or isinstance(error, Broken) or state in self.PASSING
-                if state in self.FINAL or not passes:
-                    raise
-                if pause == FIRST_PAUSE:
-                    keeper.warn(f"asks again for {self.name}: {describe(error)}")
-                self.look_in(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+        try:
+            while True:
+                await keeper.until(is_due, self._look_at - time.monotonic())
+                # An answer that comes just after the trust has run out brings it back without an ask.
+                await keeper.until(lambda: self.is_over() or keeper.is_trusted())
+                if self.is_over():
+                    return
+                self._seen, self._look_at = keeper.asks, math.inf
+                try:
+                    if await self.look(str(keeper.core.session)):
+                        return
+                    pause = FIRST_PAUSE
+                except (Lost, Closed):
+                    pass  # the next session is news
+                except (psycopg.Error, Broken) as error:
+                    state = sqlstate_of(error)
+                    passes = self.is_served or isinstance(error, Broken) or state in self._passing
+                    if state in self.FINAL or not passes:
+                        raise
+                    if pause == FIRST_PAUSE:
+                        keeper.warn(f"asks again for {self.name}: {describe(error)}")
+                    self.look_in(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE)
+        finally:
+            await self.end()
 
 
 class Tenure(Verb, Generic[T]):
@@ -96,6 +103,13 @@ class Tenure(Verb, Generic[T]):
 
     given: T
     error: BaseException | None = None  # with which the caller has left
+
+    def is_over(self) -> bool:
+        return self.is_left or (self.keeper.draining and not self.is_served)
+
+    def give(self, given: T) -> None:
+        self.given, self.is_served = given, True
+        self.keeper.poke()
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[T]:
@@ -115,20 +129,18 @@ class Tenure(Verb, Generic[T]):
             if self.is_served:  # else the caller has stopped waiting
                 await asyncio.shield(running)
 
-    def give(self, given: T) -> None:
-        self.given, self.is_served = given, True
-        self.keeper.poke()
-
 
 class Crew(Verb, Generic[S]):
     """Runs work of the user under scopes, which begin with the news of the keeper, and end by themselves."""
 
-    PASSING = (*REPEATED, SERVER_STATE)  # 55000: no member yet, or no longer
-
     def __init__(self, keeper: Keeper, kind: str, name: str, work: Work[S]) -> None:
-        super().__init__(keeper, kind, name)
+        super().__init__(keeper, kind, name, (*REPEATED, SERVER_STATE))  # 55000: no member yet, or no longer
         self.at_work: dict[Hashable, S] = {}
         self._work = work
+
+    @abc.abstractmethod
+    async def give_back(self, scope: S, error: BaseException | None) -> None:
+        """Called when the work under a scope has ended."""
 
     async def serve(self) -> None:
         """Returns when the keeper has drained, or raises the driver's error. A caller that is cancelled waits for the
@@ -142,10 +154,6 @@ class Crew(Verb, Generic[S]):
         if self.is_left:
             raise asyncio.CancelledError
         await running
-
-    @abc.abstractmethod
-    async def give_back(self, scope: S, error: BaseException | None) -> None:
-        """Called when the work under a scope has ended."""
 
     def begin(self, key: Hashable, scope: S) -> None:
         self.at_work[key] = scope

@@ -74,25 +74,12 @@ class Worker(Crew[Item]):
         self._cancel(all_of_them=self.is_left)
         super().leave()
 
-    async def run(self) -> None:
-        try:
-            await self.follow(self._look)
-        finally:
-            self._cancel(all_of_them=False)
-            await self.keeper.until(lambda: not self.at_work)
-            session = self.keeper.session
-            if session is not None and not self.keeper.draining:
-                try:
-                    await self._give_back_strays(session)
-                except (Lost, Closed, psycopg.Error) as error:
-                    self.keeper.warn(f"{self.name}: cannot give back what a claim without an answer took: {error}")
-
     def _cancel(self, *, all_of_them: bool) -> None:
         for item in self.at_work.values():
             if all_of_them or not item._is_begun:
                 item.cancel("the worker stops")
 
-    async def _look(self, session: str) -> bool:
+    async def look(self, session: str) -> bool:
         free = min(self._concurrency - len(self.at_work), MOST_ITEMS)
         if free == 0:
             return False
@@ -114,6 +101,16 @@ class Worker(Crew[Item]):
             self.look_in(self.keeper.ttl / 2)
         return False
 
+    async def end(self) -> None:
+        self._cancel(all_of_them=False)
+        await self.keeper.until(lambda: not self.at_work)
+        session = self.keeper.core.session
+        if session is not None and not self.keeper.draining:
+            try:
+                await self._give_back_strays(session)
+            except (Lost, Closed, psycopg.Error) as error:
+                self.keeper.warn(f"{self.name}: cannot give back what a claim without an answer took: {error}")
+
     async def give_back(self, item: Item, error: BaseException | None) -> None:
         keeper = self.keeper
         if error is None:
@@ -129,7 +126,7 @@ class Worker(Crew[Item]):
                 if self._pause == FIRST_PAUSE:
                     keeper.warn(f"no connection for an item of {self.name}: {describe(error)}")
                 pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-                await keeper.until(lambda: self.is_left or keeper.draining, pause)
+                await keeper.until(self.is_over, pause)
             await keeper.give_back(item.session, UNCLAIM, [item.id], item.fence)
 
     async def _give_back_strays(self, session: str) -> None:

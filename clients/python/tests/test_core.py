@@ -26,8 +26,11 @@ def happen(core: Core, at: float, event: Any) -> list[Action]:
     given = dict(given)
     if "answer" in given:
         given["answer"] = Answer(**given["answer"])
-    actions: list[Action] = getattr(core, "tick" if name == "start" else name)(at, **given)
-    return actions
+    if name in ("answered", "failed", "heard", "disconnected"):
+        given["now"] = at
+    if name not in ("start", "tick"):
+        getattr(core, name)(**given)
+    return core.tick(at)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["case"] for case in CASES])
@@ -61,25 +64,26 @@ def trust_counts_from_the_answer(core: Core, now: float, sent: float, *given: An
     believe(core, now, now, *given)
 
 
-def an_end_cancels_nothing(core: Core, now: float) -> list[Action]:
-    return ended(core, now)[1:]
+def an_end_cancels_nothing(core: Core, now: float) -> None:
+    core._handed_out = False
+    end(core, now)
 
 
 def a_lost_connection_is_a_lost_session(core: Core, now: float) -> None:
-    lose_connection(core, now)
+    disconnected(core, now)
     core.session = None
 
 
-def each_connection_takes_over(core: Core, now: float) -> list[Action]:
+def each_connection_takes_over(core: Core) -> None:
     core.takeover, core._had_session = True, False
-    return connected(core, now)
+    connected(core)
 
 
-believe, ended, lose_connection, connected = Core._believe, Core._ended, Core._lose_connection, Core.connected
+believe, end, disconnected, connected = Core._believe, Core._end, Core.disconnected, Core.connected
 BROKEN = {
     "_believe": trust_counts_from_the_answer,
-    "_ended": an_end_cancels_nothing,
-    "_lose_connection": a_lost_connection_is_a_lost_session,
+    "_end": an_end_cancels_nothing,
+    "disconnected": a_lost_connection_is_a_lost_session,
     "connected": each_connection_takes_over,
 }
 

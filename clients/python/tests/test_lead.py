@@ -315,12 +315,12 @@ async def test_trust_that_is_back_before_anything_is_cancelled(live: Database) -
     """A verb that looked meanwhile looks again, although no ask follows."""
     async with live.leases() as leases:
         keeper = leases._keeper
-        keeper._core.trusted_until, trusted_until = 0, keeper._core.trusted_until
+        keeper.core.trusted_until, trusted_until = 0, keeper.core.trusted_until
         waiting = asyncio.ensure_future(lead_once(leases, live.name))
         for _ in range(5):
             await asyncio.sleep(0)  # it begins, and looks
         asks, sent = keeper.asks, trusted_until - 1000 * TTL
-        keeper._core.trusted_until = trusted_until
+        keeper.core.trusted_until = trusted_until
         keeper._hear(str(leases.session), sent + 1, Answer(trust_ms=round(1000 * TTL)))
         assert keeper.asks == asks
         assert await asyncio.wait_for(waiting, 5)

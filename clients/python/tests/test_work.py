@@ -245,6 +245,7 @@ async def test_a_partition_that_moves_before_its_work_begins_is_released(live: D
         member = Member(leases)
         joining = asyncio.ensure_future(leases.join(live.name, member.serve))
         await until(lambda: live.value(OWNED, live.name, f"{live.name} x") == 1, 10)
+        await until(lambda: member.begun)
         assert len(member.begun) == 1
         joining.cancel()
         live.execute("SELECT eskit_lease.session_close(%s)", other)
