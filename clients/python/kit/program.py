@@ -66,6 +66,8 @@ class Program:
             work or dsn, min_size=0, max_size=pool, kwargs={"autocommit": True, "prepare_threshold": None}, open=False
         )
         await self.pool.open()
+        async with self.pool.connection():
+            pass  # while a pool makes its first connection, it swallows a cancel
         on_state: Callable[[str], None] = lambda state: tell("keeper", state=state)  # noqa: E731
         self.leases = Leases(dsn, name=name, ttl=ttl, takeover=takeover, on_state=on_state)
         self.opened = True
@@ -106,8 +108,8 @@ class Program:
                 async with self.leases.lead(name) as lead, telling(lead, id=id):
                     fence = lead.fence
                     tell("granted", id=id, fence=fence)
-                    while not lead.draining and await self.write(lead, id):  # noqa: ASYNC110
-                        await asyncio.sleep(every)
+                    while not lead.draining and await self.write(lead, id):
+                        await rest(lead, every)
             except Lost:
                 pass
             except Closed:
@@ -146,7 +148,7 @@ class Program:
                 async with telling(partition, **told):
                     while not partition.draining:
                         applied = await self.apply(partition, told)
-                        await asyncio.sleep(every if applied else IDLE)
+                        await rest(partition, every if applied else IDLE)
             finally:
                 tell("ended", **told)
 
@@ -286,6 +288,13 @@ class Program:
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         while line := await reader.readline():
             self.do(json.loads(line))
+
+
+async def rest(scope: Fenced, seconds: float) -> None:
+    """Sleeps, but no longer than the scope lasts, or the keeper does not drain."""
+    until = time.monotonic() + seconds
+    while not (scope.ended or scope.draining) and (left := until - time.monotonic()) > 0:
+        await scope.news(left)
 
 
 @contextlib.asynccontextmanager
