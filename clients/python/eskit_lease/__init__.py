@@ -11,18 +11,5 @@ from ._once import Execution, Outcome
 from ._scope import Fenced, Scope
 from ._work import Item
 
-__all__ = [
-    "Closed",
-    "Execution",
-    "Fenced",
-    "Item",
-    "Lead",
-    "LeaseError",
-    "Leases",
-    "Lost",
-    "Outcome",
-    "Partition",
-    "Refused",
-    "Scope",
-    "Unsure",
-]
+__all__ = ["Closed", "LeaseError", "Lost", "Refused", "Unsure"]
+__all__ += ["Execution", "Fenced", "Item", "Lead", "Leases", "Outcome", "Partition", "Scope"]

@@ -56,26 +56,20 @@ def is_answer(error: BaseException) -> bool:
     """Tells whether the server has answered a statement with this error, and the connection goes on. Otherwise the
     connection is lost, and what became of the statement is unknown."""
     state = sqlstate_of(error)
-    if state is None or state.startswith(("08", "57P")):
-        return False
-    return severity_of(error) not in ("FATAL", "PANIC")
+    return state is not None and not state.startswith(("08", "57P")) and severity_of(error) not in ("FATAL", "PANIC")
 
 
-def meaning(error: Exception, resource: str, fence: int, *, ours: bool) -> Exception:
-    """Returns `Lost` or `Refused` for an error that means so, with `error` as its cause; else `error` itself.
+def meaning(error: Exception, resource: str, fence: int, *, ours: bool = False, unsure: bool = False) -> Exception:
+    """Returns `Lost`, `Refused` or `Unsure` for an error that means so, with `error` as its cause; else `error` itself.
 
-    `ours`: the statement was one of this library, so that 55000 can only mean that the session has ended.
+    `ours`: the statement was one of this library, so that 55000 can only mean that the session has ended. `unsure`: it
+    was a COMMIT, and the error is no answer.
     """
     state = sqlstate_of(error)
-    kind: type[LeaseError]
-    if isinstance(error, LeaseError):
+    is_lost = state == SESSION_ENDED or (ours and state == SERVER_STATE)
+    if isinstance(error, LeaseError) or not (unsure or is_lost or state in REFUSED):
         return error
-    if state == SESSION_ENDED or (ours and state == SERVER_STATE):
-        kind = Lost
-    elif state in REFUSED:
-        kind = Refused
-    else:
-        return error
+    kind = Unsure if unsure else Lost if is_lost else Refused
     told = kind(f"{resource}: {error}", resource=resource, fence=fence, sqlstate=state)
     told.__cause__ = error
     return told

@@ -14,10 +14,8 @@ LEAVE = "SELECT eskit_lease.group_leave(%s::text, %s::uuid)"
 ASSIGNMENT = "SELECT partition, fence, state FROM eskit_lease.group_assignment(%s::text, %s::uuid)"
 RELEASE = "SELECT eskit_lease.group_release(%s::text, %s::int, %s::bigint)"
 POSITION = Statement("SELECT eskit_lease.cursor_position(CAST(%s AS text), CAST(%s AS int))", reads=True)
-COMMIT = Statement(
-    """SELECT eskit_lease.cursor_commit(CAST(%s AS text), CAST(%s AS int), CAST(%s AS bigint), CAST(%s AS bigint),
-                                        expected => CAST(%s AS bigint))"""
-)
+COMMIT = Statement("""SELECT eskit_lease.cursor_commit(CAST(%s AS text), CAST(%s AS int), CAST(%s AS bigint),
+                                                       CAST(%s AS bigint), expected => CAST(%s AS bigint))""")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds, after work that failed or returned
 
@@ -63,13 +61,12 @@ class Member(Crew[Partition]):
         self._pauses: dict[int, float] = {}  # before the next try of a partition whose work failed
 
     async def look(self, session: str) -> bool:
-        keeper = self.keeper
         if self._joined != session:
             self._asked = session
-            await keeper.call(session, JOIN, self.name, session)
+            await self.keeper.call(session, JOIN, self.name, session)
             self.is_served = True
         self._joined = None  # unless the call says nothing else: to join twice does no harm
-        rows = await keeper.call(session, ASSIGNMENT, self.name, session, repeat=False)
+        rows = await self.keeper.call(session, ASSIGNMENT, self.name, session, repeat=False)
         self._joined = session
         owned = {row["partition"]: row["fence"] for row in rows if row["state"] == "owned"}
         for partition in tuple(self.at_work.values()):
@@ -77,15 +74,15 @@ class Member(Crew[Partition]):
                 partition.cancel("the partition moves to another member")
         for row in rows:
             number, fence = row["partition"], row["fence"]
-            is_used = keeper.used.get((self.turn, number)) == fence  # its release was refused
+            is_used = self.keeper.used.get((self.turn, number)) == fence  # its release was refused
             if number in self.at_work:
                 continue
             if row["state"] == "revoking" or is_used:
-                if not await keeper.give_back(session, RELEASE, self.name, number, fence):
+                if not await self.keeper.give_back(session, RELEASE, self.name, number, fence):
                     self.look_in(LONGEST_PAUSE)
-            elif keeper.may_begin(session):
-                keeper.used[self.turn, number] = fence
-                self.begin(number, Partition(keeper, self.name, number, fence, session))
+            elif self.keeper.may_begin(session):
+                self.keeper.used[self.turn, number] = fence
+                self.begin(number, Partition(self.keeper, self.name, number, fence, session))
         return False
 
     async def end(self) -> None:

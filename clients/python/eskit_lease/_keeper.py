@@ -5,7 +5,6 @@ The core decides; this does what it says.
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
@@ -13,18 +12,17 @@ from typing import Any
 
 import psycopg
 
-from ._core import Action, Answer, Core
-from ._drivers import Driver, sqlstate_of
+from ._core import ALWAYS, Core
+from ._drivers import Driver
 from ._errors import FENCE_REFUSED, SESSION_ENDED, Closed, Lost, describe
 from ._line import Broken, Connect, Errands, Line, Row
 from ._waiting import Waiting
 
-OPEN = """SELECT session::text, trust_ms, revision
-          FROM eskit_lease.session_open(%s::text, %s::interval, takeover => %s::boolean)"""
+OPEN = "SELECT session::text, trust_ms, revision FROM eskit_lease.session_open(%s, %s * interval '1ms', takeover => %s)"
 ANSWER = "SELECT alive, coalesce(trust_ms, 0) AS trust_ms, coalesce(revision, 0) AS revision, reason FROM eskit_lease"
 BEAT = f"{ANSWER}.session_heartbeat(%s::uuid)"
 WATCH = f"{ANSWER}.session_watch(%s::uuid, %s::regclass)"
-WAIT = f"{ANSWER}.session_wait(%s::uuid, %s::bigint, %s::interval)"
+WAIT = f"{ANSWER}.session_wait(%s::uuid, %s::bigint, %s * interval '1 ms')"
 DRAIN = "SELECT eskit_lease.session_drain(%s::uuid)"
 CLOSE = "SELECT eskit_lease.session_close(%s::uuid)"
 
@@ -60,6 +58,7 @@ class Keeper(Waiting):
         self.in_loop: Callable[[Callable[[], None]], object] = lambda function: function()  # has it called there
         self.cancels: set[Callable[[str], None]] = set()  # of all scopes, for when the trust is over
         self.used: dict[Hashable, int] = {}  # the fences under which a scope has begun, until they are given back
+        self.draining = False  # nothing new may begin: from the start of a drain or a close, for good
         self.core = Core(round(self.ttl * 1000), self.takeover, self.watch is not None)
         self._errands = Errands(self.make, self.ttl / 2)
         self._line = Line(self.make)
@@ -67,23 +66,11 @@ class Keeper(Waiting):
         self._timer: asyncio.TimerHandle | None = None
         self._told = "starting"  # the state that was told last
         self._trouble: BaseException | None = None  # the error of the last try
-        self._logged: set[str] = set()  # what went wrong since the last answer, as each is told once
-        self._replaced: str | None = None  # the session that the keeper is closing, to have another
-        self._is_opened = False
-        self._is_hurried = False  # a drain waits no longer
+        self._logged: set[str] = set()  # the warnings since the last answer, as each is told once
+        self._is_opened = self._is_hurried = False  # hurried: a drain waits no longer
         self._ending: asyncio.Task[None] | None = None
 
     # ---- what the verbs ask ----
-
-    @property
-    def draining(self) -> bool:
-        """Whether nothing new may begin: from the start of a drain or a close, for good."""
-        return self.core.is_draining or self.core.is_closed
-
-    @property
-    def closing(self) -> bool:
-        """Whether all is cancelled: the end of the session gives back what is left."""
-        return self._errands.ends_at < math.inf
 
     def is_trusted(self, session: str | None = None) -> bool:
         """Whether the session may be believed to live; if given one, whether it is this one."""
@@ -95,18 +82,14 @@ class Keeper(Waiting):
 
     def require_open(self) -> None:
         """Raises `Closed` if no verb may begin."""
-        if not self._is_opened:
-            raise Closed("the keeper was not opened: use `with Leases(..)`, or call `open()`")
-        if self.draining:
-            raise Closed("the keeper drains or is closed")
+        if not self._is_opened or self.draining:
+            raise Closed("the keeper was not opened, drains, or is closed: use `with Leases(..)`, or call `open()`")
 
     def warn(self, text: str, trace: BaseException | None = None) -> None:
-        log.warning("%s: %s", self.name, text, exc_info=trace)
-
-    def _warn_once(self, text: str) -> None:
+        """Logs a text, but not again before the keeper's connection has answered."""
         if text not in self._logged:
             self._logged.add(text)
-            self.warn(text)
+            log.warning("%s: %s", self.name, text, exc_info=trace)
 
     # ---- calls on the second connection ----
 
@@ -118,26 +101,22 @@ class Keeper(Waiting):
         error. Raises `Lost` once the session has ended, and `Closed` half of the TTL after a close began.
         """
         pause = FIRST_PAUSE
-        while session in (self.core.session, self._replaced):
+        while session == self.core.session:
             sent = monotonic_ms()
             try:
                 rows = await self._errands.call(sql, params)
-            except (psycopg.Error, Broken) as error:
-                state = sqlstate_of(error)
-                if state == SESSION_ENDED:  # 55000 may mean other things here
-                    self._hear(session, sent, Answer(alive=False))
-                    raise Lost("the session has ended", sqlstate=state) from error
-                if not repeat or not (isinstance(error, Broken) or state in REPEATED):
-                    raise
-            else:
                 answer = rows[0] if rows else {}
                 has_ended = answer.get("reason") in ("expired", "unknown_session")
                 if has_ended or answer.get("trust_ms") is not None:
-                    self._hear(session, sent, Answer(not has_ended, answer["trust_ms"]))
-                if not has_ended:
-                    return rows
-                break
-            await self.until(lambda: session not in (self.core.session, self._replaced), pause)
+                    self._hear(session, sent, answer["trust_ms"], not has_ended)
+                return rows
+            except psycopg.Error as error:
+                if error.sqlstate == SESSION_ENDED:  # 55000 may mean other things here
+                    self._hear(session, sent, alive=False)
+                    raise Lost("the session has ended", sqlstate=SESSION_ENDED) from error
+                if not repeat or not (isinstance(error, Broken) or error.sqlstate in REPEATED):
+                    raise
+            await self.until(lambda: session != self.core.session, pause)
             pause = min(2 * pause, LONGEST_PAUSE, self.ttl / 6)
         raise Lost("the session has ended")
 
@@ -166,99 +145,89 @@ class Keeper(Waiting):
         return told or await self.give_back(session, sql, name, fence, NO_TEXT, *more)
 
     async def replace(self, session: str, why: str) -> None:
-        """Closes a session where nothing else makes sure of what it holds, and opens another."""
-        if session == self.core.session:
-            self.warn(why)
-            self._replaced = session
-            self.core.replaced(monotonic_ms())
-            self._tick()
-            await self.give_back(session, CLOSE, session)
-            self._replaced = None
+        """Closes a session where nothing else makes sure of what it holds. Another one opens."""
+        self.warn(why)
+        self._hear(session, monotonic_ms())  # ends the trust, so that all is cancelled before
+        await self.give_back(session, CLOSE, session)
+        self._hear(session, monotonic_ms())  # no other process has ended it
+        self._hear(session, monotonic_ms(), alive=False)
 
-    def _hear(self, session: str, sent: float, answer: Answer) -> None:
-        if self.core.session == session:
-            self.core.heard(monotonic_ms(), sent, answer)
+    def _hear(self, session: str, sent: float, trust_ms: int = 0, alive: bool = True) -> None:
+        if session == self.core.session:
+            self.core.heard(monotonic_ms(), sent, trust_ms, alive)
             self._tick()
 
     # ---- the keeper's own connection ----
 
     def _tick(self) -> None:
         """Does what the core says, after each event and when time has passed."""
-        for action in self.core.tick(monotonic_ms()):
-            if action.kind == "connect":
-                self._doing = self.spawn(self._do(self._line.connect(self.ttl / 2)))
-            elif action.kind == "disconnect":
+        for kind, *given in self.core.tick(monotonic_ms()):
+            if kind == "connect":
+                self._doing = self.spawn(self._do(self._line.connect, self.ttl / 2))
+            elif kind == "disconnect":
                 self._doing = None
                 self._line.drop()
-            elif action.kind == "cancel":
+            elif kind == "cancel":
                 self._cancel("the trust in the session is over" if self.core.session else "the session has ended")
-            elif action.kind == "ask":
+            elif kind == "ask":
                 self.ask()
-            elif action.kind == "warn":
+            elif kind == "warn":
                 taken = "another process has ended the session: is its name unique?"
-                self._warn_once(taken if action.why == "taken" else f"the server refuses: {self._trouble}")
+                self.warn(taken if given == ["taken"] else f"the server refuses: {self._trouble}")
             else:
-                self._doing = self.spawn(self._do(self._call(action, self.core.session)))
+                self._doing = self.spawn(self._do(self._call, kind, self.core.session, *given))
         if self._timer is not None:
             self._timer.cancel()
         pause = self.core.deadline() / 1000 - time.monotonic()
-        if pause < math.inf:
+        if pause < ALWAYS:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, pause), self._tick)
-        self._tell_state()
+        state = self.core.state(monotonic_ms())
+        if state != self._told:
+            level = logging.WARNING if state in ("doubting", "lost") else logging.INFO
+            log.log(level, "%s: is %s, was %s", self.name, state, self._told)
+            self._told = state
+            if self.on_state is not None:
+                asyncio.get_running_loop().call_soon(self.on_state, state)  # an error of which is not the keeper's
         self.poke()
 
     def _cancel(self, why: str) -> None:
         for cancel in tuple(self.cancels):
             cancel(why)
 
-    async def _call(self, action: Action, session: str | None) -> Row:
+    async def _call(self, kind: str, session: str | None, *given: Any) -> list[Row]:
         """Makes a call on the keeper's connection."""
-        if action.kind == "open":
-            return (await self._line.call(OPEN, (self.name, f"{self.core.ttl_ms} ms", action.takeover)))[0]
-        if action.kind == "wait":
-            return (await self._line.call(WAIT, (session, action.revision, f"{action.timeout_ms} ms")))[0]
+        if kind == "open":
+            return await self._line.call(OPEN, (self.name, self.core.ttl_ms, *given))
+        if kind == "wait":
+            return await self._line.call(WAIT, (session, *given))
         if self.watch is not None:
             try:
-                return (await self._line.call(WATCH, (session, self.watch)))[0]
+                return await self._line.call(WATCH, (session, self.watch))
             except psycopg.Error as error:
                 if error.sqlstate not in CANNOT_WATCH:
                     raise
                 # A table that was dropped must not end the session.
-                self._warn_once(f"cannot watch {self.watch}: {error}")
-        return (await self._line.call(BEAT, (session,)))[0]
+                self.warn(f"cannot watch {self.watch}: {error}")
+        return await self._line.call(BEAT, (session,))
 
-    async def _do(self, work: Awaitable[Row | None]) -> None:
+    async def _do(self, work: Callable[..., Awaitable[list[Row] | None]], *given: Any) -> None:
         """Waits for a connection, or the answer of a call, and tells the core, unless that was given up."""
-        answer, trouble = None, None
-        try:
-            answer = await work
-        except (Broken, psycopg.Error) as error:
-            trouble = error
+        (answer,) = await asyncio.gather(work(*given), return_exceptions=True)
         if asyncio.current_task() is not self._doing or self.core.is_closed:
             return
-        if isinstance(trouble, Broken):
-            self._trouble = trouble.__cause__
-            self._warn_once(f"there is no connection: {trouble}")
+        if isinstance(answer, Broken):
+            self._trouble = answer.__cause__
+            self.warn(f"there is no connection: {answer}")
             self.core.disconnected(monotonic_ms())
-        elif trouble is not None:
-            self._trouble = trouble
-            self.core.failed(monotonic_ms(), str(trouble.sqlstate))
+        elif isinstance(answer, BaseException):
+            self._trouble = answer
+            self.core.failed(monotonic_ms(), getattr(answer, "sqlstate", None) or "")
         elif answer is None:
             self.core.connected()
         else:
             self._logged.clear()
-            self.core.answered(monotonic_ms(), Answer(**answer))
+            self.core.answered(monotonic_ms(), answer[0])
         self._tick()
-
-    def _tell_state(self) -> None:
-        state, former = self.core.state(monotonic_ms()), self._told
-        if state == former:
-            return
-        self._told = state
-        level = logging.WARNING if state in ("doubting", "lost") else logging.INFO
-        log.log(level, "%s: is %s, was %s", self.name, state, former)
-        if self.on_state is not None:
-            asyncio.get_running_loop().call_soon(self.on_state, state)  # an error of which is not the keeper's
 
     # ---- open, drain and close ----
 
@@ -292,7 +261,7 @@ class Keeper(Waiting):
         self.poke()
 
     async def _end(self) -> None:
-        session = self.core.session
+        session, self.draining = self.core.session, True
         self.core.drain()
         self._tick()
         if session is not None:

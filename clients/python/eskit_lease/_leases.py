@@ -1,14 +1,12 @@
 """The library's face: the settings of a keeper, and the verbs on it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import random
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import psycopg
@@ -21,14 +19,19 @@ from ._lead import Lead, Leading
 from ._line import Connect
 from ._once import Execution, Outcome, Run
 from ._scope import interrupted_by
-from ._work import Item, Worker
+from ._verb import Work
+from ._work import Handler, Item, Worker
 
 DRAIN = 10.0  # seconds
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Face:
-    """What the faces with asyncio and without have in common: the settings of a keeper, and what it tells of itself."""
+    """What the faces with asyncio and without have in common: the settings of a keeper, and what it tells of itself.
+
+    Attributes:
+        name: the consumer's name.
+    """
 
     _driver: Driver
 
@@ -62,14 +65,9 @@ class Face:
         if not ttl > 0:
             raise ValueError("ttl must be positive")
         connect = connector(connection, ttl) if isinstance(connection, str) else connection
-        name = name or f"{socket.gethostname()[:200]}-{os.getpid()}-{random.SystemRandom().getrandbits(32):08x}"
+        self.name = name or f"{socket.gethostname()[:200]}-{os.getpid()}-{random.SystemRandom().getrandbits(32):08x}"
         self._signals: dict[int, Any] = {}  # that drain, and what they did before
-        self._keeper = Keeper(connect, name, ttl, takeover, patience, watch, on_state, self._driver)
-
-    @property
-    def name(self) -> str:
-        """The consumer's name."""
-        return self._keeper.name
+        self._keeper = Keeper(connect, self.name, ttl, takeover, patience, watch, on_state, self._driver)
 
     @property
     def state(self) -> str:
@@ -81,9 +79,6 @@ class Face:
         """The uuid of the session, for SQL of your own; None if there is none. Keep it private."""
         return self._keeper.core.session
 
-    def _drain_soon(self, seconds: float) -> None:
-        self._draining = asyncio.ensure_future(self._keeper.drain(seconds))
-
 
 def connector(dsn: str, ttl: float) -> Connect:
     """Returns a function that connects by a connection string.
@@ -93,10 +88,9 @@ def connector(dsn: str, ttl: float) -> Connect:
     """
     given = conninfo.conninfo_to_dict(dsn)
     hosts = str(given.get("host") or given.get("hostaddr") or os.environ.get("PGHOST", "")).split(",")
-    options: dict[str, Any] = {"fallback_application_name": "eskit_lease"}
-    if "connect_timeout" not in given and "PGCONNECT_TIMEOUT" not in os.environ:
-        options["connect_timeout"] = max(2, int(ttl / 2 / len(hosts)))
-    return lambda: psycopg.AsyncConnection.connect(dsn, **options)
+    share = os.environ.get("PGCONNECT_TIMEOUT", max(2, int(ttl / 2 / len(hosts))))
+    options: dict[str, Any] = {"fallback_application_name": "eskit_lease", "connect_timeout": share} | given
+    return lambda: psycopg.AsyncConnection.connect(**options)
 
 
 class Leases(Face):
@@ -119,7 +113,7 @@ class Leases(Face):
         """
         await self._keeper.open()
 
-    async def __aenter__(self) -> Leases:
+    async def __aenter__(self) -> "Leases":
         await self.open()
         return self
 
@@ -147,7 +141,7 @@ class Leases(Face):
             with interrupted_by(lead) if lead is not None else contextlib.nullcontext():
                 yield lead
 
-    async def join(self, group: str, work: Callable[[Partition], Awaitable[object]]) -> None:
+    async def join(self, group: str, work: Work[Partition]) -> None:
         """Runs `work` for each partition of a group that this process owns, in a task of its own, until the caller is
         cancelled or the keeper has drained.
 
@@ -163,14 +157,7 @@ class Leases(Face):
 
         await Member(self._keeper, group, run).serve()
 
-    async def work(
-        self,
-        queue: str,
-        handler: Callable[[Item, Any], Awaitable[object]],
-        connections: Callable[[], Any],
-        *,
-        concurrency: int = 1,
-    ) -> None:
+    async def work(self, queue: str, handler: Handler, connections: Callable[[], Any], *, concurrency: int = 1) -> None:
         """Claims items of a queue and has each handled in a transaction that also finishes it, until the caller is
         cancelled or the keeper has drained.
 
@@ -192,9 +179,7 @@ class Leases(Face):
 
         await Worker(self._keeper, queue, perform, concurrency).serve()
 
-    async def once(
-        self, key: str, function: Callable[[Execution], Awaitable[Any]], *, retry_in_doubt: bool = False
-    ) -> Outcome:
+    async def once(self, key: str, function: Work[Execution], *, retry_in_doubt: bool = False) -> Outcome:
         """Calls a function once for a run-once key, and keeps its result, which JSON must have; or tells what became of
         the key.
 
@@ -222,7 +207,7 @@ class Leases(Face):
 
         def drain() -> None:
             self._forget_signals()
-            self._drain_soon(seconds)
+            self._keeper.spawn(self._keeper.drain(seconds))
 
         for number in signals:
             loop.add_signal_handler(number, drain)

@@ -6,7 +6,7 @@ import math
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import psycopg
@@ -22,7 +22,7 @@ IDLE = 10.0  # seconds without a call, after which the second connection is clos
 RESET = struct.pack("ii", 1, 0)  # a reset instead of a farewell: what was not sent yet is never sent
 
 
-class Broken(Exception):
+class Broken(psycopg.OperationalError):
     """The connection is lost, could not be made, or was given up. The last call may have been carried out."""
 
 
@@ -45,8 +45,7 @@ class Line:
             connection = making.result()
             if not isinstance(connection, psycopg.AsyncConnection):
                 raise TypeError(f"a psycopg.AsyncConnection is needed, not {type(connection).__name__}")
-            if not connection.autocommit:
-                await connection.set_autocommit(True)
+            await connection.set_autocommit(True)
             connection.prepare_threshold = None
             self._connection = connection
         except Exception as error:
@@ -75,6 +74,7 @@ class Line:
         except (psycopg.Error, OSError) as error:
             is_lost = isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError, OSError))
             if connection.closed or (is_lost and not is_answer(error)):
+                await connection.close()
                 raise Broken(str(error)) from error
             raise
         finally:
@@ -83,9 +83,9 @@ class Line:
     def is_good(self) -> bool:
         """Whether there is an idle connection, from which nothing can be read: else the server has closed it, or says
         why it is about to."""
-        if self._connection is None or self._connection.closed:
+        if self._connection is None:
             return False
-        with contextlib.suppress(OSError, psycopg.Error), _end_of(self._connection) as end:
+        with contextlib.suppress(OSError, psycopg.Error), _Borrowed(fileno=self._connection.fileno()) as end:
             end.setblocking(False)  # as libpq's are, whatever `socket.setdefaulttimeout` says
             try:
                 end.recv(1, socket.MSG_PEEK)
@@ -95,13 +95,10 @@ class Line:
 
     def drop(self) -> None:
         """Gives up the call that is under way, and the connection with it, without a word to the server."""
-        if self._connection is None or not self._turn.locked():
-            return
-        with contextlib.suppress(OSError, psycopg.Error):
-            # Not closed yet, as the call waits for this file descriptor.
-            with _end_of(self._connection) as end:
+        if self._connection is not None and self._turn.locked():
+            with contextlib.suppress(OSError, psycopg.Error), _Borrowed(fileno=self._connection.fileno()) as end:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                end.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)  # not closed yet, as the call waits for this file descriptor
 
     async def close(self) -> None:
         """Closes the connection, and gives up what is under way. Returns once the file descriptor is free."""
@@ -111,14 +108,11 @@ class Line:
                 await self._connection.close()
 
 
-@contextlib.contextmanager
-def _end_of(connection: Connection) -> Iterator[socket.socket]:
-    """The connection's own socket. Takes no file descriptor, of which none may be left."""
-    end = socket.socket(fileno=connection.fileno())
-    try:
-        yield end
-    finally:
-        end.detach()
+class _Borrowed(socket.socket):
+    """A connection's own socket. Takes no file descriptor, of which none may be left, and closes none."""
+
+    def close(self) -> None:
+        self.detach()
 
 
 def _close_late(making: asyncio.Future[Connection]) -> None:
@@ -152,9 +146,6 @@ class Errands:
                 if not self._line.is_good():
                     await self._line.connect(until - time.monotonic())
                 return await self._line.call(sql, params, until - time.monotonic())
-            except Broken:
-                await self._line.close()
-                raise
             finally:
                 self._idle = asyncio.get_running_loop().call_later(IDLE, self._rest)
 

@@ -9,8 +9,7 @@ from ._keeper import Keeper
 from ._scope import Scope
 from ._verb import Tenure
 
-BEGIN = """SELECT first, state, fence, result::text
-           FROM eskit_lease.execution_begin(%s::text, %s::uuid, retry_in_doubt => %s::boolean)"""
+BEGIN = "SELECT state, fence, result FROM eskit_lease.execution_begin(%s::text, %s::uuid, retry_in_doubt => %s)"
 FINISH = "SELECT eskit_lease.execution_finish(%s::text, %s::bigint, %s::jsonb)"
 FAIL = "SELECT eskit_lease.execution_fail(%s::text, %s::bigint, %s::text, retry => %s::boolean)"
 
@@ -53,8 +52,7 @@ class Run(Tenure["Execution | Outcome"]):
         answer = (await keeper.call(session, BEGIN, key, session, self._retry_in_doubt))[0]
         fence = answer["fence"]
         if fence is None:
-            result = None if answer["result"] is None else json.loads(answer["result"])
-            self.give(Outcome(False, answer["state"], result))
+            self.give(Outcome(False, answer["state"], answer["result"]))
         elif keeper.used.get(self.turn) == fence:  # a run whose end could not be stored
             if not await self._fail(session, fence, RuntimeError("the end of its run could not be stored"), False):
                 raise Refused(f"{key}: the end of its run cannot be stored", resource=key, fence=fence)
@@ -67,34 +65,29 @@ class Run(Tenure["Execution | Outcome"]):
         return self.is_served
 
     async def end(self) -> None:
-        if self.is_served and isinstance(self.given, Execution):
-            try:
-                await self.keeper.until(lambda: self.is_left)
-                await self._finish(self.given)
-            finally:
-                self.given._end()
-
-    async def _finish(self, execution: Execution) -> None:
-        session, key, fence = execution.session, execution.key, execution.fence
-        if self.error is not None:
-            # An interrupted function may have done anything.
-            is_clear = isinstance(self.error, Exception) and not isinstance(self.error, (Lost, Unsure))
-            await self._fail(session, fence, self.error, is_clear or self._retry_in_doubt)
+        if not (self.is_served and isinstance(self.given, Execution)):
             return
+        keeper, key, session, fence = self.keeper, self.name, self.given.session, self.given.fence
+        await keeper.until(lambda: self.is_left)
         try:
-            text = json.dumps(self.result)
-            self.result = json.loads(text)
-            await self.keeper.call(session, FINISH, key, fence, text)
+            if self.error is None:
+                text = json.dumps(self.result)
+                self.result = json.loads(text)
+                await keeper.call(session, FINISH, key, fence, text)
+                keeper.used.pop(self.turn, None)
+                self.is_kept = True
+            else:
+                # An interrupted function may have done anything.
+                is_clear = isinstance(self.error, Exception) and not isinstance(self.error, (Lost, Unsure))
+                await self._fail(session, fence, self.error, is_clear or self._retry_in_doubt)
         except Exception as error:
             await self._fail(session, fence, error, False)  # the function must not run again
-            told = meaning(error, key, fence, ours=False)
-            raise told  # noqa: B904 (it has its cause)
-        self.keeper.used.pop(self.turn, None)
-        self.is_kept = True
+            raise meaning(error, key, fence)  # noqa: B904 (it has its cause)
+        finally:
+            self.given._end()
 
     async def _fail(self, session: str, fence: int, error: BaseException, retry: bool) -> bool:
         """Returns whether the run is over. If the session ends meanwhile, the key is in doubt."""
-        is_over = await self.keeper.fail(session, FAIL, self.name, fence, error, retry)
-        if is_over:
+        if is_over := await self.keeper.fail(session, FAIL, self.name, fence, error, retry):
             self.keeper.used.pop(self.turn, None)
         return is_over

@@ -5,11 +5,10 @@ import contextlib
 import math
 import sys
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
 from typing import Any
 
 from ._drivers import Statement, sqlstate_of
-from ._errors import FENCE_REFUSED, Lost, Unsure, is_answer, meaning
+from ._errors import FENCE_REFUSED, Lost, is_answer, meaning
 from ._keeper import Keeper
 
 FENCE_CHECK = Statement("SELECT eskit_lease.fence_check(CAST(%s AS text), CAST(%s AS bigint))")
@@ -57,16 +56,13 @@ class Scope:
         """Whether the keeper drains: finish what you have begun, and leave."""
         return self._keeper.draining
 
-    async def news(self) -> None:
+    async def news(self, timeout: float = math.inf) -> bool:
         """Waits for a reason to look again: a change of leases or partitions, an event in the table that the keeper
         watches, the begin of a drain, or the end of this scope.
 
         For a loop that reads until it finds nothing, then waits: returns at once if there was news since the scope
-        began, or since `news` returned last.
+        began, or since `news` returned last. Returns False after `timeout` seconds without news.
         """
-        await self._news(math.inf)
-
-    async def _news(self, timeout: float) -> bool:
         told = await self._keeper.until(lambda: self._keeper.asks > self._read_at or self.ended, timeout)
         self._read_at = self._keeper.asks
         return told
@@ -104,14 +100,11 @@ class Scope:
         """Runs one of this library's statements in a transaction of the work. Its own fence refused ends the scope."""
         self._require()
         try:
-            value = await self._keeper.driver.fetch(tx, statement, *params)
+            return await self._keeper.driver.fetch(tx, statement, *params)
         except Exception as error:
             if sqlstate_of(error) == FENCE_REFUSED:
                 self.cancel("the fence is no longer valid")
-            told = meaning(error, self.name, self.fence, ours=True)
-            raise told  # noqa: B904 (it has its cause)
-        self._require()
-        return value
+            raise meaning(error, self.name, self.fence, ours=True)  # noqa: B904 (it has its cause)
 
     @contextlib.asynccontextmanager
     async def _transaction(self, tx: Any, *, first: Any = None, last: Any = None) -> AsyncIterator[Any]:
@@ -134,11 +127,7 @@ class Scope:
                 self.unsure()
             if not isinstance(error, Exception):  # the work was cancelled meanwhile
                 raise
-            if is_unsure:
-                text = f"{self.name}: the end of a commit is unknown: {error}"
-                raise Unsure(text, resource=self.name, fence=self.fence, sqlstate=sqlstate_of(error)) from error
-            told = meaning(error, self.name, self.fence, ours=False)
-            raise told  # noqa: B904 (it has its cause)
+            raise meaning(error, self.name, self.fence, unsure=is_unsure)  # noqa: B904 (it has its cause)
 
 
 class Fenced(Scope):
@@ -181,7 +170,7 @@ class interrupted_by:
             self._others = self._task.cancelling()
         self._scope._interrupt = self._send
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._scope._interrupt = None
         if self._again is not None:
             self._again.cancel()

@@ -10,9 +10,8 @@ from typing import Generic, TypeVar
 
 import psycopg
 
-from ._drivers import sqlstate_of
 from ._errors import SERVER_STATE, Closed, Lost, describe
-from ._keeper import FIRST_PAUSE, LONGEST_PAUSE, REPEATED, Keeper
+from ._keeper import LONGEST_PAUSE, REPEATED, Keeper
 from ._line import Broken
 from ._scope import Scope
 
@@ -26,12 +25,12 @@ class Verb(abc.ABC):
     one name follow one another."""
 
     FINAL: tuple[str, ...] = ()  # errors that end it at any time
+    passing: tuple[str, ...] = (*REPEATED, SERVER_STATE)  # errors after which it asks again, also before it was served
 
-    def __init__(self, keeper: Keeper, kind: str, name: str, passing: tuple[str, ...] = ()) -> None:
+    def __init__(self, keeper: Keeper, kind: str, name: str) -> None:
         self.keeper, self.name, self.turn = keeper, name, (kind, name)
         self.is_left = False  # by its caller
         self.is_served = False  # it had what it wants once: the errors of later calls pass
-        self._passing = passing  # errors after which it asks again, also before it was served
         self._seen = -1  # the news for which it has asked
         self._look_at = math.inf  # when to look again at the latest
 
@@ -59,41 +58,35 @@ class Verb(abc.ABC):
 
     async def start(self) -> asyncio.Task[None]:
         """Begins it once no other verb is about its name. Raises `Closed`."""
-        self.keeper.require_open()
         await self.keeper.until(lambda: self.keeper.draining or self.turn not in self.keeper.turns)
         self.keeper.require_open()
         return self.keeper.spawn(self._run(), self.turn)
 
     async def _run(self) -> None:
         """Looks whenever there is news and the session is trusted, until it is over. Raises the driver's error."""
-        keeper, pause = self.keeper, FIRST_PAUSE
 
         def is_due() -> bool:
-            return self.is_over() or keeper.asks > self._seen or time.monotonic() >= self._look_at
+            return self.is_over() or self.keeper.asks > self._seen or time.monotonic() >= self._look_at
 
         try:
             while True:
-                await keeper.until(is_due, self._look_at - time.monotonic())
+                await self.keeper.until(is_due, self._look_at - time.monotonic())
                 # An answer that comes just after the trust has run out brings it back without an ask.
-                await keeper.until(lambda: self.is_over() or keeper.is_trusted())
+                await self.keeper.until(lambda: self.is_over() or self.keeper.is_trusted())
                 if self.is_over():
                     return
-                self._seen, self._look_at = keeper.asks, math.inf
+                self._seen, self._look_at = self.keeper.asks, math.inf
                 try:
-                    if await self.look(str(keeper.core.session)):
+                    if await self.look(str(self.keeper.core.session)):
                         return
-                    pause = FIRST_PAUSE
                 except (Lost, Closed):
                     pass  # the next session is news
-                except (psycopg.Error, Broken) as error:
-                    state = sqlstate_of(error)
-                    passes = self.is_served or isinstance(error, Broken) or state in self._passing
-                    if state in self.FINAL or not passes:
+                except psycopg.Error as error:
+                    passes = self.is_served or isinstance(error, Broken) or error.sqlstate in self.passing
+                    if error.sqlstate in self.FINAL or not passes:
                         raise
-                    if pause == FIRST_PAUSE:
-                        keeper.warn(f"asks again for {self.name}: {describe(error)}")
-                    self.look_in(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
+                    self.keeper.warn(f"asks again for {self.name}: {describe(error)}")
+                    self.look_in(LONGEST_PAUSE)
         finally:
             await self.end()
 
@@ -134,7 +127,7 @@ class Crew(Verb, Generic[S]):
     """Runs work of the user under scopes, which begin with the news of the keeper, and end by themselves."""
 
     def __init__(self, keeper: Keeper, kind: str, name: str, work: Work[S]) -> None:
-        super().__init__(keeper, kind, name, (*REPEATED, SERVER_STATE))  # 55000: no member yet, or no longer
+        super().__init__(keeper, kind, name)
         self.at_work: dict[Hashable, S] = {}
         self._work = work
 
@@ -163,12 +156,9 @@ class Crew(Verb, Generic[S]):
         """Runs the work in a task of its own: so a CancelledError that the work itself has raised does not look like
         one for this task."""
         try:
-            work = asyncio.ensure_future(self._work(scope))
-            await asyncio.wait({work})
-            cancelled = asyncio.CancelledError("a task that it waits for was cancelled")
-            error = cancelled if work.cancelled() else work.exception()
+            (result,) = await asyncio.gather(self._work(scope), return_exceptions=True)
             scope._end()
-            await self.give_back(scope, error)
+            await self.give_back(scope, result if isinstance(result, BaseException) else None)
         finally:
             del self.at_work[key]
             self.look_in(0)

@@ -4,14 +4,14 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import psycopg
 
 from ._drivers import Statement
 from ._errors import Closed, LeaseError, Lost, describe
-from ._keeper import FIRST_PAUSE, LONGEST_PAUSE, Keeper
+from ._keeper import LONGEST_PAUSE, Keeper
 from ._line import Broken, Row
 from ._scope import Scope
 from ._verb import Crew, Work
@@ -23,7 +23,6 @@ CLAIMED = "SELECT id, fence FROM eskit_lease.items WHERE queue = %s::text AND se
 DONE = Statement("SELECT eskit_lease.item_done(ARRAY[CAST(%s AS bigint)], CAST(%s AS bigint))")
 
 MOST_ITEMS = 1000  # of one claim
-NO_PRIVILEGE = "42501"
 
 
 class Item(Scope):
@@ -38,10 +37,9 @@ class Item(Scope):
 
     def __init__(self, keeper: Keeper, queue: str, session: str, row: Row) -> None:
         super().__init__(keeper, queue, row["fence"], session)
-        self.queue: str = queue
+        self.queue, self._payload = queue, row["payload"]
         self.id: int = row["id"]
         self.key: str | None = row["key"]
-        self._payload: str = row["payload"]
         self.attempt: int = row["attempt"]
         self._is_begun = False  # the handler has been called
 
@@ -58,6 +56,9 @@ class Item(Scope):
             yield
 
 
+Handler = Callable[[Item, Any], Awaitable[object]]  # of the user, in a transaction
+
+
 class Worker(Crew[Item]):
     """Claims items of a queue, for as many handlers as are free."""
 
@@ -66,8 +67,7 @@ class Worker(Crew[Item]):
         if concurrency < 1:
             raise ValueError("concurrency must be at least 1")
         self._concurrency = concurrency
-        self._pause = FIRST_PAUSE  # after an item for which the application has no connection
-        self._strays_until: float | None = None  # until when to look for items whose claim had no answer
+        self._strays_until = 0.0  # until when to look for items whose claim had no answer
 
     def leave(self) -> None:
         """Gives back what has not begun, and lets the rest finish. Called again, cancels the rest."""
@@ -97,7 +97,7 @@ class Worker(Crew[Item]):
                 self.keeper.spawn(self.keeper.give_back(session, UNCLAIM, [row["id"]], row["fence"]))
         if len(rows) == free:
             self.look_in(0)
-        elif self._strays_until is not None:
+        elif time.monotonic() < self._strays_until:
             self.look_in(self.keeper.ttl / 2)
         return False
 
@@ -112,39 +112,32 @@ class Worker(Crew[Item]):
                 self.keeper.warn(f"{self.name}: cannot give back what a claim without an answer took: {error}")
 
     async def give_back(self, item: Item, error: BaseException | None) -> None:
-        keeper = self.keeper
         if error is None:
-            self._pause = FIRST_PAUSE
-        elif item._is_begun:
+            return
+        if item._is_begun:
             trace = None if isinstance(error, LeaseError) else error
-            keeper.warn(f"{self.name}: item {item.id}: {describe(error)}", trace)
+            self.keeper.warn(f"{self.name}: item {item.id}: {describe(error)}", trace)
             # LF001 if it is done after all: the end of its commit was unknown.
-            if not keeper.closing:  # else the end of the session gives it back
-                await keeper.fail(item.session, FAIL, item.id, item.fence, error)
+            if not (self.keeper.draining and item.cancelled.is_set()):  # else the end of the session gives it back
+                await self.keeper.fail(item.session, FAIL, item.id, item.fence, error)
         else:
             if not item.cancelled.is_set():  # the application has no connection for it
-                if self._pause == FIRST_PAUSE:
-                    keeper.warn(f"no connection for an item of {self.name}: {describe(error)}")
-                pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
-                await keeper.until(self.is_over, pause)
-            await keeper.give_back(item.session, UNCLAIM, [item.id], item.fence)
+                self.keeper.warn(f"no connection for an item of {self.name}: {describe(error)}")
+                await self.keeper.until(self.is_over, LONGEST_PAUSE)
+            await self.keeper.give_back(item.session, UNCLAIM, [item.id], item.fence)
 
     async def _give_back_strays(self, session: str) -> None:
         """Gives back the items that a claim without an answer has claimed. A call may be late, so this looks again and
         again."""
-        keeper = self.keeper
-        if self._strays_until is None:
+        if time.monotonic() >= self._strays_until:
             return
-        is_last = time.monotonic() > self._strays_until
         try:
-            rows = await keeper.call(session, CLAIMED, self.name, session)
+            rows = await self.keeper.call(session, CLAIMED, self.name, session)
         except psycopg.Error as error:
-            if error.sqlstate != NO_PRIVILEGE:
+            if error.sqlstate != "42501":  # without the right to this view
                 raise
-            rows, is_last = [], True
-            await keeper.replace(session, f"{self.name}: the session ends, as a claim had no answer: {error}")
+            rows, self._strays_until = [], 0.0
+            await self.keeper.replace(session, f"{self.name}: the session ends, as a claim had no answer: {error}")
         for row in rows:
             if (row["id"], row["fence"]) not in self.at_work:
-                await keeper.give_back(session, UNCLAIM, [row["id"]], row["fence"])
-        if is_last:
-            self._strays_until = None
+                await self.keeper.give_back(session, UNCLAIM, [row["id"]], row["fence"])

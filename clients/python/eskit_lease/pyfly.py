@@ -61,7 +61,7 @@ async def drain_group(
                         await _wait(wake, lead.news(), poll)
 
 
-async def _wait(wake: asyncio.Event, news: Awaitable[None], poll: float) -> None:
+async def _wait(wake: asyncio.Event, news: Awaitable[object], poll: float) -> None:
     waiting = [asyncio.ensure_future(wake.wait()), asyncio.ensure_future(news)]
     try:
         await asyncio.wait(waiting, timeout=poll, return_when=asyncio.FIRST_COMPLETED)

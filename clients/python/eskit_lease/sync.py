@@ -85,7 +85,7 @@ class Scope(Generic[S]):
     def news(self, timeout: float | None = None) -> bool:
         """As `eskit_lease.Scope.news`. Returns False after `timeout` seconds without news."""
         try:
-            return self._thread.run(self._scope._news(math.inf if timeout is None else timeout))
+            return self._thread.run(self._scope.news(math.inf if timeout is None else timeout))
         except Closed:
             return True
 
@@ -284,7 +284,7 @@ class Leases(Face):
 
         def drain(*_: object) -> None:
             self._forget_signals()
-            thread.call(self._drain_soon, seconds)
+            thread.call(lambda: self._keeper.spawn(self._keeper.drain(seconds)))
 
         for number in signals:
             self._signals[number] = signal.signal(number, drain)

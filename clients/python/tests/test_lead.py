@@ -12,7 +12,6 @@ import pytest
 from conftest import TTL, Database, consumer, network, no_free_descriptor, until
 
 from eskit_lease import Closed, Leases, Lost, Refused, Unsure
-from eskit_lease._core import Answer
 
 INSERT = "INSERT INTO kit_test (test, note) VALUES (%s, %s)"
 
@@ -321,7 +320,7 @@ async def test_trust_that_is_back_before_anything_is_cancelled(live: Database) -
             await asyncio.sleep(0)  # it begins, and looks
         asks, sent = keeper.asks, trusted_until - 1000 * TTL
         keeper.core.trusted_until = trusted_until
-        keeper._hear(str(leases.session), sent + 1, Answer(trust_ms=round(1000 * TTL)))
+        keeper._hear(str(leases.session), sent + 1, round(1000 * TTL))
         assert keeper.asks == asks
         assert await asyncio.wait_for(waiting, 5)
 

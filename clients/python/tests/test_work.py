@@ -453,7 +453,7 @@ async def test_no_connection_for_an_item(live: Database, caplog: pytest.LogCaptu
         await handled.wait()
         working.cancel()
         await asyncio.wait({working})
-    assert sum("the pool is empty" in record.getMessage() for record in caplog.records) == 1
+    assert 1 <= sum("the pool is empty" in record.getMessage() for record in caplog.records) < tries
 
 
 @pytest.mark.parametrize("role", ["owner", "consumer"])
