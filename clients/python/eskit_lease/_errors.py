@@ -1,6 +1,7 @@
 """The errors of the library, and what an error of a driver means."""
 
 import re
+import traceback
 
 from ._drivers import severity_of, sqlstate_of
 
@@ -45,10 +46,7 @@ class Closed(RuntimeError):
 
 def describe(error: BaseException) -> str:
     """Returns the text of an error as a server with UTF-8 can store it."""
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except Exception:  # of the error's own __str__
-        text = type(error).__name__
+    text = "".join(traceback.format_exception_only(error)).strip()  # also if the error's own __str__ fails
     return re.sub("[\0\ud800-\udfff]", "\ufffd", text)
 
 

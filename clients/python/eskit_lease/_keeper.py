@@ -31,7 +31,6 @@ CLOSE = "SELECT eskit_lease.session_close(%s::uuid)"
 REPEATED = ("55P03", "57014", "40001")
 NO_OBJECT = "42704"
 CANNOT_WATCH = ("42P01", "42501", "42809")
-NO_TEXT = "the error's text could not be stored"
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds, before a call is repeated
 FAREWELL = 0.2  # seconds for the wait to end by itself once the session is closed
 
@@ -82,8 +81,10 @@ class Keeper(Waiting):
 
     def require_open(self) -> None:
         """Raises `Closed` if no verb may begin."""
-        if not self._is_opened or self.draining:
-            raise Closed("the keeper was not opened, drains, or is closed: use `with Leases(..)`, or call `open()`")
+        if not self._is_opened:
+            raise Closed("the keeper was not opened: use `with Leases(..)`, or call `open()`")
+        if self.draining:
+            raise Closed("the keeper drains or is closed")
 
     def warn(self, text: str, trace: BaseException | None = None) -> None:
         """Logs a text, but not again before the keeper's connection has answered."""
@@ -142,15 +143,14 @@ class Keeper(Waiting):
         """Gives something back as failed, with the text of an error. If the server refuses the text, stores that there
         was one."""
         told = await self.give_back(session, sql, name, fence, describe(error), *more)
-        return told or await self.give_back(session, sql, name, fence, NO_TEXT, *more)
+        return told or await self.give_back(session, sql, name, fence, "the error's text could not be stored", *more)
 
-    async def replace(self, session: str, why: str) -> None:
+    def replace(self, session: str, why: str) -> None:
         """Closes a session where nothing else makes sure of what it holds. Another one opens."""
         self.warn(why)
-        self._hear(session, monotonic_ms())  # ends the trust, so that all is cancelled before
-        await self.give_back(session, CLOSE, session)
-        self._hear(session, monotonic_ms())  # no other process has ended it
+        self._hear(session, monotonic_ms())  # first the trust ends: the keeper is no other process, as it would warn
         self._hear(session, monotonic_ms(), alive=False)
+        self.spawn(self._errands.call(CLOSE, (session,)))  # if this fails, it ends by its TTL
 
     def _hear(self, session: str, sent: float, trust_ms: int = 0, alive: bool = True) -> None:
         if session == self.core.session:

@@ -100,11 +100,13 @@ class Scope:
         """Runs one of this library's statements in a transaction of the work. Its own fence refused ends the scope."""
         self._require()
         try:
-            return await self._keeper.driver.fetch(tx, statement, *params)
+            value = await self._keeper.driver.fetch(tx, statement, *params)
         except Exception as error:
             if sqlstate_of(error) == FENCE_REFUSED:
                 self.cancel("the fence is no longer valid")
             raise meaning(error, self.name, self.fence, ours=True)  # noqa: B904 (it has its cause)
+        self._require()  # the trust may have run out meanwhile
+        return value
 
     @contextlib.asynccontextmanager
     async def _transaction(self, tx: Any, *, first: Any = None, last: Any = None) -> AsyncIterator[Any]:

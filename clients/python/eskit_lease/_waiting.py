@@ -4,9 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Hashable
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
 class Waiting:
@@ -41,7 +39,7 @@ class Waiting:
         self.asks += 1
         self.poke()
 
-    def spawn(self, work: Coroutine[Any, Any, T], turn: Hashable = None) -> asyncio.Task[T]:
+    def spawn(self, work: Coroutine[Any, Any, Any], turn: Hashable = None) -> asyncio.Task[Any]:
         """Starts a task that goes on if its caller is cancelled. If it has its turn with a name until it ends, a drain
         waits for it."""
         task = asyncio.ensure_future(work)
@@ -49,7 +47,7 @@ class Waiting:
         if turn is not None:
             self.turns.add(turn)
 
-        def end(_: asyncio.Task[T]) -> None:
+        def end(_: asyncio.Task[Any]) -> None:
             self._tasks.discard(task)
             self.turns.discard(turn)
             if not task.cancelled():

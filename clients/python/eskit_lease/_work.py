@@ -137,7 +137,7 @@ class Worker(Crew[Item]):
             if error.sqlstate != "42501":  # without the right to this view
                 raise
             rows, self._strays_until = [], 0.0
-            await self.keeper.replace(session, f"{self.name}: the session ends, as a claim had no answer: {error}")
+            self.keeper.replace(session, f"{self.name}: the session ends, as a claim had no answer: {error}")
         for row in rows:
             if (row["id"], row["fence"]) not in self.at_work:
                 await self.keeper.give_back(session, UNCLAIM, [row["id"]], row["fence"])
