@@ -6,7 +6,7 @@ import { type Once, type OnceOptions, type OnceWork, once } from "./once.js";
 import { type Handler, type WorkOptions, work } from "./work.js";
 
 export type { State } from "./core.js";
-export { Closed, Lost, Refused, Unsure } from "./errors.js";
+export { Closed, LeaseError, Lost, Refused, Unsure } from "./errors.js";
 export type { Partition, PartitionWork } from "./group.js";
 export type { Settings } from "./keeper.js";
 export type { Lead } from "./lead.js";

@@ -14,7 +14,7 @@ const tsc = (...options: string[]) => {
   assert.equal(status, 0, stdout);
 };
 const TYPED = `
-import { type Lead, Leases, Lost, type Partition, type Settings } from "eskit-lease";
+import { type Lead, LeaseError, Leases, Lost, type Partition, type Settings } from "eskit-lease";
 import { processorLock } from "eskit-lease/emmett";
 import { runCoordinator } from "eskit-lease/node-cron";
 import { setRunCoordinator } from "node-cron";
@@ -31,15 +31,15 @@ await leases.join("x", async (partition: Partition) => {
 const told: number | null = (await leases.once("x", async () => 1)).result;
 setRunCoordinator(runCoordinator(leases));
 const held: boolean = await processorLock(leases, "x").tryAcquire({ execute: told });
-console.log(held, Lost, lead?.fence === 1n);
+console.log(held, LeaseError, Lost, lead?.fence === 1n);
 `;
 const PLAIN = `
-import { Closed, Leases, Lost, Refused, Unsure } from "eskit-lease";
+import { Closed, LeaseError, Leases, Lost, Refused, Unsure } from "eskit-lease";
 import { processorLock } from "eskit-lease/emmett";
 import { runCoordinator } from "eskit-lease/node-cron";
 const leases = new Leases("postgresql:///x");
 await leases.lead("x").catch((error) => console.log(error instanceof Closed, error.name));
-console.log([Lost, Refused, Unsure, processorLock, runCoordinator].map((each) => each.name).join());
+console.log([LeaseError, Lost, Refused, Unsure, processorLock, runCoordinator].map((each) => each.name).join());
 `;
 
 test("the packed library works in a strict project and in plain JavaScript", () => {
@@ -54,7 +54,7 @@ test("the packed library works in a strict project and in plain JavaScript", () 
   writeFileSync(`${project}/main.ts`, `${TYPED}${block}`);
   tsc("--module", "nodenext", "--lib", "es2022,esnext.disposable");
   writeFileSync(`${project}/main.js`, PLAIN);
-  const told = "true Closed\nLost,Refused,Unsure,processorLock,runCoordinator\n";
+  const told = "true Closed\nLeaseError,Lost,Refused,Unsure,processorLock,runCoordinator\n";
   assert.equal(shell(process.execPath, `${project}/main.js`), told);
   const common = 'import("eskit-lease").then(({ Leases }) => console.log(Leases.name))';
   writeFileSync(`${project}/main.cjs`, common);
