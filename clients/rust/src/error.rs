@@ -1,6 +1,6 @@
 //! The errors of this library, and the states of a keeper.
 
-use std::fmt;
+use std::fmt::{self, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokio_postgres::error::SqlState;
 
@@ -119,7 +119,7 @@ pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     catch_unwind(told).unwrap_or_else(|_| NO_TEXT.into())
 }
 
-impl fmt::Display for Error {
+impl Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (told, cause) = match self {
             Error::Lost(cause) => ("the lease, or the trust in it, has ended", cause),
@@ -127,7 +127,8 @@ impl fmt::Display for Error {
             Error::Unsure(cause) => ("the connection broke before COMMIT was answered", cause),
             Error::Closed => return f.write_str("the keeper is closed"),
             Error::Misuse(mistake) => return f.write_str(mistake),
-            Error::Postgres(error) => return error.fmt(f),
+            // With the detail and the hint, where the driver says only that it was an error of the database.
+            Error::Postgres(error) => return error.as_db_error().map_or(error as &dyn Display, |told| told).fmt(f),
             Error::Other(error) => return error.fmt(f),
         };
         match (&cause.resource, cause.fence) {
@@ -140,6 +141,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
+            Error::Postgres(error) if error.as_db_error().is_some() => None,
             Error::Postgres(error) => error.source(),
             Error::Other(error) => error.source(),
             Error::Lost(cause) | Error::Refused(cause) | Error::Unsure(cause) => Some(&**cause.error.as_ref()?),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
 
 type Done = Result<(), BoxError>;
@@ -205,11 +206,10 @@ async fn partitions_are_shared_and_begin_anew() -> Done {
     fences.sort();
     fences.dedup();
     assert_eq!(fences.len(), applied.len(), "a fence twice");
-    let missing = two.join("rust-test-no-such-group", |_| async { Ok(()) }).await;
-    assert_eq!(
-        missing.err().and_then(|error| error.code().map(|code| code.code().to_owned())).as_deref(),
-        Some("42704")
-    );
+    let missing = two.join("rust-test-no-such-group", |_| async { Ok(()) }).await.err().ok_or("joined")?;
+    assert_eq!(missing.code().map(SqlState::code), Some("42704"));
+    let told = missing.to_string();
+    assert!(told.contains("does not exist") && told.contains("HINT: "), "{told}");
     one.close().await;
     two.close().await;
     db.execute("SELECT eskit_lease.group_drop($1)", &[&group]).await?;

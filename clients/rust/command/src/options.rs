@@ -33,10 +33,8 @@ pub enum Command {
     /// Tells each change of a lease's holder that it sees: it looks once in an interval
     Watch(Top),
     /// Prints a completion script
-    #[command(hide = true)]
     Completion { shell: clap_complete::Shell },
     /// Prints the manual page
-    #[command(hide = true)]
     Man,
 }
 

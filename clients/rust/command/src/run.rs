@@ -108,7 +108,7 @@ impl Runner {
         let runner = self.clone();
         let mut member = self.leases.join(group, move |partition| runner.clone().partition(partition));
         let mut cannot_start = self.cannot_start.subscribe();
-        self.tell(&format!("is a member of {group}"));
+        self.tell(&format!("joins {group}"));
         tokio::select! {
             biased;
             _ = one_of(&self.signals, &ENDING[..3]) => (),
