@@ -21,7 +21,7 @@ var (
 	// ended: whatever comes next begins under a new fence, which is granted only once that transaction has ended.
 	ErrUnsure = errors.New("the connection broke before COMMIT was answered")
 	// ErrClosed: the keeper was not opened, drains, or is closed.
-	ErrClosed = errors.New("lease: the keeper drains, or is closed")
+	ErrClosed = errors.New("lease: the keeper was not opened, drains, or is closed")
 	// ErrNoTransaction: a guard would protect nothing, as its connection is in no transaction.
 	ErrNoTransaction = errors.New("lease: the connection is in no transaction")
 )
