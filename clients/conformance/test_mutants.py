@@ -27,9 +27,9 @@ MUTANTS = {
     ),
     "news since the ask is not heard": (
         "eskit_lease/_verb.py",
-        "await keeper.until(lambda: is_over() or is_due(), self._look_at - time.monotonic())",
+        "await self.keeper.until(is_due, self._look_at - time.monotonic())",
         # Late, so that there is news meanwhile.
-        "await keeper.until(lambda: False, 0.05); self._seen = min(self._seen, 0) or keeper.asks; await keeper.until(lambda: is_over() or is_due(), self._look_at - time.monotonic())",
+        "await self.keeper.until(lambda: False, 0.05); self._seen = min(self._seen, 0) or self.keeper.asks; await self.keeper.until(is_due, self._look_at - time.monotonic())",
         "test_lead.py::test_no_grant_is_missed",
     ),
     "the fence is not checked": (
