@@ -66,8 +66,6 @@ class Program:
             work or dsn, min_size=0, max_size=pool, kwargs={"autocommit": True, "prepare_threshold": None}, open=False
         )
         await self.pool.open()
-        async with self.pool.connection() as first:  # while a pool makes its first connection, it swallows a cancel
-            await first.close()  # else it waits in the pool, and may be silent when it is needed
         on_state: Callable[[str], None] = lambda state: tell("keeper", state=state)  # noqa: E731
         self.leases = Leases(dsn, name=name, ttl=ttl, takeover=takeover, on_state=on_state)
         self.opened = True
