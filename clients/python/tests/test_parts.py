@@ -207,7 +207,15 @@ async def test_a_function_that_makes_no_connection() -> None:
 class FakeKeeper:
     asks = 0
     draining = False
+    trusted = True
     cancels: set[Any] = set()  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.driver = self  # of the application's connections
+
+    async def fetch(self, *_: object) -> None:
+        """Answers a check after the trust has run out."""
+        self.trusted = False
 
     def poke(self) -> None:
         pass
@@ -216,7 +224,7 @@ class FakeKeeper:
         function()
 
     def is_trusted(self, session: str) -> bool:
-        return True
+        return self.trusted
 
 
 def scope() -> Scope:
@@ -246,6 +254,31 @@ async def test_a_scope_that_was_cancelled_before_its_block() -> None:
     one.cancel("told")
     with pytest.raises(Lost), interrupted_by(one):
         await asyncio.sleep(5)
+
+
+async def test_a_check_that_is_answered_after_the_trust() -> None:
+    one = scope()
+    with pytest.raises(Lost):
+        await one._fetch(object(), Statement("SELECT 1"))
+
+
+async def test_a_replaced_session_is_forgotten_before_it_is_closed() -> None:
+    """What it had may be granted to another as soon as it is closed."""
+    keeper = Leases()._keeper
+    told = []
+
+    async def call(sql: str, params: tuple[Any, ...]) -> None:
+        told.append(f"closes {params[0]}, has {keeper.core.session}")
+
+    keeper._errands.call = call  # type: ignore[method-assign, assignment]
+    keeper.cancels.add(lambda why: told.append(f"cancels: {why}"))
+    keeper.core.tick(0)
+    keeper.core.connected()
+    keeper.core.tick(0)
+    keeper.core.answered(0, {"session": "s", "trust_ms": 1e12, "revision": 1})
+    keeper.replace("s", "a claim had no answer")
+    await asyncio.sleep(0)
+    assert told == ["cancels: the trust in the session is over", "closes s, has None"]
 
 
 async def test_a_cancel_by_another_is_no_loss() -> None:
