@@ -75,6 +75,8 @@ func (l *Leases) follow(ctx context.Context, ended <-chan func(), look look) err
 			if err != errAgain && ctx.Err() == nil {
 				l.warn("asks again", err)
 			}
+		default: // trust may come back without an ask
+			again = time.After(time.Second)
 		}
 		select {
 		case <-asked:

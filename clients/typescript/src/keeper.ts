@@ -162,7 +162,8 @@ export class Keeper {
       signal?.throwIfAborted();
       this.#requireOpen();
       try {
-        const found = this.session && this.state === "trusted" ? await look(this.session) : undefined;
+        // Trust may come back without an ask.
+        const found = this.session && this.state === "trusted" ? await look(this.session) : void bell.ringIn(1_000);
         if (found !== undefined) return found;
       } catch (error) {
         // 55000: not now, as the session has no slot, or is not yet a member of the queue's group.
@@ -239,11 +240,11 @@ export class Keeper {
     this.#replaced = undefined;
   }
 
-  /** @internal Gives something back, and returns the answer; undefined, and logs, if the server refuses that. LF001: it
-   * has ended already. */
+  /** @internal Gives something back, and returns the answer; undefined, and logs, if the server refuses that. LF001,
+   * 42704: it has ended already. */
   async returns<R>(session: string, text: string, values: unknown[]): Promise<R[] | undefined> {
     return this.giveBack<R>(session, text, values).catch((error) => {
-      if (sqlstate(error) === "LF001") return [];
+      if (["LF001", "42704"].includes(sqlstate(error) ?? "")) return [];
       this.warn(`could not be given back: ${textOf(error)}`);
       return undefined;
     });

@@ -380,6 +380,16 @@ live("after a blocked loop the clock decides", async () => {
   );
 });
 
+live("a verb that looks just before an answer brings the trust back looks again", async () => {
+  await using leases = await open({ ttl: 1_000 });
+  for (let tried = 0; tried < 8; tried++) {
+    await sleep(500 + 330 * Math.random()); // the news of the release has come
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 850); // the answer waits in the socket
+    await using lead = await leases.lead(`${run}:late`);
+    assert.ok(lead.trusted);
+  }
+});
+
 live("an error of join gives its partitions back", async () => {
   const group = `${run}:dropped`;
   await pool.query("SELECT eskit_lease.group_create($1, 1)", [group]);

@@ -144,9 +144,9 @@ abstract class Verb<T> {
         String told = ""; // the last error, until a look succeeds: one line for many tries
         while (!isStopping()) {
             long seen = count();
-            again = Core.ALWAYS;
+            String session = keeper.trusted();
+            again = session == null ? keeper.retryAt() : Core.ALWAYS; // as trust may come back without an ask
             try {
-                String session = keeper.trusted();
                 R found = session == null ? null : look.at(session);
                 if (found != null) return found;
                 told = "";
