@@ -218,11 +218,11 @@ def test_a_fleet_with_default_settings(fleet):
 
 def test_a_promotion(world):
     """Sessions live on, the leader gets a new fence, and nothing is written under two."""
-    primary = Server("kit-primary")
+    primary = Server("primary")
     try:
         primary.query("CREATE EXTENSION eskit_lease")
         primary.query("CREATE TABLE kit_writes (id bigserial, consumer text, name text, fence bigint)")
-        standby = standby_of(primary, "kit-standby")
+        standby = standby_of(primary, "standby")
         try:
             link = world.link(primary.port)
             programs = [world.start(url(link.port, "postgres"), ttl=20) for _ in range(2)]

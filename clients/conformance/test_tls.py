@@ -34,7 +34,7 @@ def tls(tmp_path_factory):
     openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost", "-keyout", key, "-out", request)
     openssl("x509", "-req", "-in", request, "-CA", ca, "-CAkey", ca_key, "-CAcreateserial", "-days", "2", "-extfile", names, "-out", cert)
     key.chmod(0o600)
-    server = Server("kit-tls", "ssl = on", f"ssl_cert_file = '{cert}'", f"ssl_key_file = '{key}'")
+    server = Server("tls", "ssl = on", f"ssl_cert_file = '{cert}'", f"ssl_key_file = '{key}'")
     with server.connect() as conn:
         conn.execute("CREATE DATABASE kit_tls")
     server.query("CREATE EXTENSION eskit_lease", dbname="kit_tls")

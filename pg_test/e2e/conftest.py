@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 ROOT = Path(__file__).resolve().parents[2]
 MAJOR = os.environ["PG_MAJOR"]  # from pg_test/env, as are PG_BIN and the PATH
+SUITE = os.environ.get("SUITE", "")  # a suite whose servers others must not stop, as they run at the same time
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # the process that runs this file, if there are several
 once = pytest.mark.skipif(MAJOR != "15", reason="the same on all majors")
 
@@ -36,7 +37,7 @@ class Server:
     MAJOR-NAME (see pg_test/env)."""
 
     def __init__(self, name, *lines, copy_of=None, of=MAJOR):
-        self.home, self.name = of, "-".join(filter(None, [name, WORKER, of]))
+        self.home, self.name = of, "-".join(filter(None, [SUITE, name, WORKER, of]))
         self._cluster("stop")
         lines = ("statement_timeout = '120s'", *lines)  # a test that hangs fails
         self._cluster("start", of, *(["--copy", str(copy_of)] if copy_of else []), *lines)

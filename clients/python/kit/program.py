@@ -100,13 +100,14 @@ class Program:
     # ---- the verbs ----
 
     async def lead(self, id: str, name: str, every: float = 0.01) -> None:  # noqa: A002
-        while True:
+        # Until it is stopped. A pool that is just making its first connection swallows the cancel.
+        while id in self.verbs:
             fence = None
             try:
                 async with self.leases.lead(name) as lead, telling(lead, id=id):
                     fence = lead.fence
                     tell("granted", id=id, fence=fence)
-                    while not lead.draining and await self.write(lead, id):
+                    while not lead.draining and id in self.verbs and await self.write(lead, id):
                         await rest(lead, every)
             except Lost:
                 pass
