@@ -290,7 +290,7 @@ class Program:
 
 
 async def rest(scope: Fenced, seconds: float) -> None:
-    """Sleeps, but no longer than the scope lasts, or the keeper does not drain."""
+    """Sleeps for so long, or until the scope ends or the keeper drains."""
     until = time.monotonic() + seconds
     while not (scope.ended or scope.draining) and (left := until - time.monotonic()) > 0:
         await scope.news(left)
